@@ -1,0 +1,150 @@
+"""The obvious slow simulator: the definition of the model in numpy, one token at a time, everything counted.
+
+Nothing here is clever. It is the oracle against which the event engine and the Lava processes are tested,
+and the recount against which their event counts are checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuro_sim.fixed_point import run_site
+from spikeopd.contracts import EMBED_SITE, Activity, Layer, SpikeModel, SpikeTrace, head_logits
+from spikeopd.errors import InputError
+
+Array = NDArray[Any]
+
+
+class DenseDecoder:
+    """Decode token by token: `logits, activity = decoder.step(token)`. State is the K/V spike cache and nothing else."""
+
+    def __init__(self, model: SpikeModel, trace: SpikeTrace | None = None) -> None:
+        self.model = model
+        self.trace = trace
+        # Sums, like membranes, must be exact: int64 for integers, float32 as the exported model has it.
+        self._wide: Any = np.int64 if model.precision == "int8" else np.float32
+        table = model.embedding.table.astype(np.int64 if model.precision == "int8" else np.float64)
+        head = model.head
+        if head.project_out is None:
+            assert head.gamma is not None
+            self._head_rows = table.T * head.gamma[:, None]  # [d, vocab]
+        else:
+            self._head_rows = head.project_out.astype(table.dtype)  # [d, w]
+        self._head_sums = self._head_rows.sum(0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.keys: list[list[Array]] = [[] for _ in self.model.layers]  # per layer and token: bool [T_s, d]
+        self.values: list[list[Array]] = [[] for _ in self.model.layers]
+        self.position = 0
+
+    def step(self, token: int) -> tuple[Array, Activity]:
+        """Feed one token; return its logits (float64 [vocab]) and the events it caused."""
+        model, shape = self.model, self.model.shape
+        if not 0 <= token < shape.vocab_size:
+            raise InputError(f"token {token} is outside the vocabulary of {shape.vocab_size}")
+        if self.position >= shape.max_position_embeddings:
+            raise InputError(f"the context is full: {self.position} tokens is this model's limit")
+        activity = Activity.zeros(shape.num_hidden_layers, shape.num_steps)
+        activity.tokens = 1
+        current = model.embedding.current(token, self.position)
+        residual = np.repeat(current[None].astype(self._wide), shape.num_steps, 0)  # h, [T_s, d]
+        spikes = self._fire(activity, -1, EMBED_SITE, residual)
+        for index, layer in enumerate(model.layers):
+            spikes, residual = self._block(activity, index, layer, spikes, residual)
+        logits = self._head(activity, spikes)
+        width, d = shape.word_embed_proj_dim, shape.hidden_size
+        activity.macs["embed"] += width * d if shape.factorised else 0
+        item = model.embedding.table.itemsize
+        activity.bytes["embed"] += width * item + d * model.embedding.position.itemsize
+        if shape.factorised:
+            activity.bytes["embed"] += width * d * item
+        self.position += 1
+        if self.trace is not None:
+            self.trace.tokens.append(token)
+        return logits, activity
+
+    def _block(self, activity: Activity, index: int, layer: Layer, x: Array, residual: Array) -> tuple[Array, Array]:
+        q = self._fire(activity, index, "q", self._project(activity, index, "qkv", x, layer.w_q))
+        k = self._fire(activity, index, "k", self._project(activity, index, "qkv", x, layer.w_k))
+        v = self._fire(activity, index, "v", self._project(activity, index, "qkv", x, layer.w_v))
+        self.keys[index].append(k)
+        self.values[index].append(v)
+        r = self._attend(activity, index, q)
+        o = self._fire(activity, index, "o", self._project(activity, index, "output", r, layer.w_o))
+        residual = self._add_gain(activity, index, residual, o, layer.gain_o)
+        x_mid = self._fire(activity, index, "x", residual)
+        f = self._fire(activity, index, "f", self._project(activity, index, "ffn_in", x_mid, layer.w_1))
+        y = self._fire(activity, index, "y", self._project(activity, index, "ffn_out", f, layer.w_2))
+        residual = self._add_gain(activity, index, residual, y, layer.gain_y)
+        return self._fire(activity, index, "h", residual), residual
+
+    def _attend(self, activity: Activity, index: int, q: Array) -> Array:
+        shape = self.model.shape
+        heads, head_dim, context = shape.num_attention_heads, shape.head_dim, self.position + 1
+        keys = np.stack(self.keys[index], 1).reshape(shape.num_steps, context, heads, head_dim)
+        values = np.stack(self.values[index], 1).reshape(shape.num_steps, context, heads, head_dim)
+        queries = q.reshape(shape.num_steps, heads, head_dim)
+        counts = (queries[:, None] & keys).sum(-1)  # C: [T_s, context, heads]
+        counts = counts.transpose(0, 2, 1).reshape(shape.num_steps, heads * context)
+        site = self.model.layers[index].sites["a"]
+        a = self._fire(activity, index, "a", counts, threshold=np.repeat(site.threshold, context))
+        pairs = a.reshape(shape.num_steps, heads, context).transpose(0, 2, 1)
+        z = (pairs[..., None] & values).sum(1).reshape(shape.num_steps, shape.hidden_size)
+        q_spikes, a_spikes = q.sum(-1), a.sum(-1)
+        activity.sops["coincidence"][index] += q_spikes * context
+        activity.additions["coincidence"][index] += counts.sum(-1)
+        activity.sops["av"][index] += a_spikes * head_dim
+        activity.additions["av"][index] += z.sum(-1)
+        row_bits = shape.num_steps * shape.hidden_size
+        activity.bytes["kv_write"] += 2 * row_bits // 8
+        activity.bytes["kv_read"] += context * row_bits // 8 + int(a_spikes.sum()) * head_dim // 8
+        return self._fire(activity, index, "r", z)
+
+    def _fire(
+        self, activity: Activity, layer: int, site: str, currents: Array, threshold: Array | None = None
+    ) -> Array:
+        spikes, saturations = run_site(currents, self.model.site(layer, site), self.model.decay, threshold)
+        row = max(layer, 0)
+        activity.spikes[site][row] += spikes.sum(-1)
+        activity.cells[site][row] += spikes.shape[-1]
+        activity.saturations[site][row] += saturations
+        if self.trace is not None:
+            self.trace.add(layer, site, spikes)
+        return spikes
+
+    def _project(self, activity: Activity, layer: int, component: str, spikes: Array, weight: Array) -> Array:
+        """Sum the rows of the inputs that spiked, step by step."""
+        events = spikes.sum(-1) * weight.shape[1]
+        activity.sops[component][layer] += events
+        activity.additions[component][layer] += events
+        rows = int(spikes.any(0).sum())
+        activity.bytes[component] += rows * weight.shape[1] * weight.itemsize
+        return np.asarray(spikes.astype(self._wide) @ weight.astype(self._wide))
+
+    def _add_gain(self, activity: Activity, layer: int, residual: Array, spikes: Array, gain: Array) -> Array:
+        activity.sops["residual"][layer] += spikes.sum(-1)
+        activity.additions["residual"][layer] += spikes.sum(-1)
+        activity.bytes["residual"] += int(spikes.any(0).sum()) * gain.itemsize
+        return np.asarray(residual + spikes * gain.astype(self._wide))
+
+    def _head(self, activity: Activity, spikes: Array) -> Array:
+        shape = self.model.shape
+        counts = spikes.sum(0)
+        active = int((counts > 0).sum())
+        width = self._head_rows.shape[1]
+        item = self.model.embedding.table.itemsize
+        dense_tail = shape.vocab_size * shape.word_embed_proj_dim if shape.factorised else 0
+        activity.macs["head"] += shape.hidden_size * width + dense_tail
+        activity.macs["head_active"] += active * width + dense_tail
+        activity.bytes["head"] += (active * width + dense_tail) * item
+        return head_logits(self.model, counts, counts @ self._head_rows, self._head_sums)
+
+
+def unmasked_coincidences(activity: Activity, context: int) -> Array:
+    """SOPs of a square attention over `context` keys: every query spike visits every key. [layers, T_s]"""
+    return np.asarray(activity.spikes["q"] * context)
