@@ -1,0 +1,72 @@
+r"""Softmax-free causal spiking attention (paper Eq. app_sfsa_detailed), and the spike cache it decodes with.
+
+    C = M * (Q K^T)   integer coincidence counts        A = M * S_A(C)    V_A = sqrt(d_h) * 0.7, learned per head
+    Z = A V                                             R = S_AV(Z)       V_AV = 2, learned per head
+
+Spike tensors here are [time, batch, head, token, d_h].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from spikeopd.models.neurons import lif
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[time, batch, token, d] -> [time, batch, head, token, d_h]"""
+    return x.unflatten(-1, (heads, -1)).transpose(2, 3)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    return x.transpose(2, 3).flatten(-2)
+
+
+def spiking_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, threshold_a: Tensor, threshold_r: Tensor, alpha: float, xi: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(A, R, C, Z). mask [batch, 1, query, key] is 1 where a query may see a key; thresholds are [head]."""
+    counts = (q @ k.transpose(-1, -2)) * mask
+    a = lif(counts, threshold_a.view(-1, 1, 1), alpha, xi) * mask
+    z = a @ v
+    return a, lif(z, threshold_r.view(-1, 1, 1), alpha, xi), counts, z
+
+
+def causal_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: int, device, dtype) -> Tensor:
+    """M[b, i, j] = m_i m_j 1[j <= i]; the queries are the last of the keys. attention_mask [batch, keys]."""
+    position = torch.arange(keys, device=device)
+    mask = (position[None, :] <= position[keys - queries :, None]).to(dtype)[None, None].expand(batch, 1, -1, -1)
+    if attention_mask is None:
+        return mask
+    valid = attention_mask.to(dtype)
+    return mask * valid[:, None, None, :] * valid[:, None, keys - queries :, None]
+
+
+def pack_spikes(x: Tensor) -> Tensor:
+    """[time, batch, head, token, d_h] -> uint8 [batch, head, token, time * ceil(d_h / 8)]: one bit per spike."""
+    bits = x.permute(1, 2, 3, 0, 4).to(torch.uint8)
+    bits = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    weights = (1 << torch.arange(8, device=x.device)).to(torch.uint8)
+    return (bits * weights).sum(-1, dtype=torch.uint8).flatten(-2)
+
+
+def unpack_spikes(packed: Tensor, num_steps: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Inverse of `pack_spikes`."""
+    bits = (packed.unflatten(-1, (num_steps, -1)).unsqueeze(-1) >> torch.arange(8, device=packed.device)) & 1
+    return bits.flatten(-2)[..., :head_dim].permute(3, 0, 1, 2, 4).to(dtype)
+
+
+def update_cache(cache: Cache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Append the new spikes to the cache, bit-packed, and return all of them.
+
+    The packed form has the layout [batch, head, token, bytes] of any key/value cache, so the stock
+    Hugging Face cache holds it, and with it beams, cropping and offloading work unchanged.
+    """
+    packed = cache.update(pack_spikes(k), pack_spikes(v), layer)
+    steps, head_dim = k.shape[0], k.shape[-1]
+    return (
+        unpack_spikes(packed[0], steps, head_dim, k.dtype),
+        unpack_spikes(packed[1], steps, head_dim, v.dtype),
+    )

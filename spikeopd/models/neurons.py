@@ -1,0 +1,103 @@
+r"""The neuron, defined once (paper Eq. lif), with its reset-aware adjoint (Eq. app_adjoint_recursion).
+
+    u[t] = alpha u[t-1] + I[t] - V s[t-1]        u[0] = s[0] = 0
+    s[t] = 1 if u[t] >= V else 0
+
+The reset is subtractive, arrives one step late and is not decayed; the comparison is `>=`.
+`lif` runs all steps from rest on `[time, ...]`; `lif_step` is one step, for reading and for checking.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spikeopd.models import lif_cpu
+from spikeopd.models.surrogate import psi, spike
+
+
+def lif_step(
+    current: Tensor, membrane: Tensor, spikes: Tensor, threshold: Tensor | float, alpha: float = 0.9, xi: float = 2.0
+) -> tuple[Tensor, Tensor]:
+    """One step, differentiable by plain autograd: (membrane, spikes)."""
+    membrane = alpha * membrane + current - threshold * spikes
+    return membrane, spike(membrane - threshold, xi)
+
+
+def lif(current: Tensor, threshold: Tensor, alpha: float = 0.9, xi: float = 2.0) -> Tensor:
+    """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned."""
+    return _LIF.apply(current, threshold, alpha, xi)
+
+
+@torch.no_grad()
+def lif_membrane(current: Tensor, threshold: Tensor, alpha: float = 0.9) -> Tensor:
+    """Membranes u[t] of all steps, for diagnostics; no gradient."""
+    return _forward(current, threshold, alpha)[0]
+
+
+def rate_proxy(x: Tensor, num_steps: int, threshold: float | Tensor, alpha: float = 0.9) -> Tensor:
+    """R_Ts(x): firing rate of the neuron under the constant current x (Eq. app_teacher_spike_proxy). No gradient."""
+    with torch.no_grad():
+        membrane, spikes, total = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+        for _ in range(num_steps):
+            membrane = alpha * membrane + x - threshold * spikes
+            spikes = (membrane >= threshold).to(x.dtype)
+            total += spikes
+        return total / num_steps
+
+
+def _forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    membrane, spikes = torch.empty_like(current), torch.empty_like(current)
+    u = s = torch.zeros_like(current[0])
+    for t in range(current.shape[0]):
+        u = alpha * u + current[t] - threshold * s
+        s = (u >= threshold).to(current.dtype)
+        membrane[t], spikes[t] = u, s
+    return membrane, spikes
+
+
+def _backward(grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float) -> tuple[Tensor, Tensor]:
+    r"""a[t] = psi_t g[t] + alpha a[t+1],  g[t] = dL/ds[t] - V a[t+1]:  Eq. app_adjoint_recursion, with J in two parts.
+
+    dL/dI[t] = a[t];  dL/dV = - sum_t ( psi_t g[t] + a[t] s[t-1] ).
+    """
+    adjoint = torch.empty_like(membrane)
+    threshold_grad = torch.zeros_like(membrane[0])
+    following = torch.zeros_like(membrane[0])
+    for t in range(membrane.shape[0] - 1, -1, -1):
+        through_spike = psi(membrane[t] - threshold, xi) * (grad[t] - threshold * following)
+        following = through_spike + alpha * following
+        adjoint[t] = following
+        threshold_grad -= through_spike
+        if t:
+            threshold_grad -= following * (membrane[t - 1] >= threshold)
+    return adjoint, threshold_grad
+
+
+class _LIF(torch.autograd.Function):
+    """Saves the membranes only: spikes are recomputed from them."""
+
+    @staticmethod
+    def forward(ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float) -> Tensor:  # type: ignore[override]
+        threshold = threshold.to(current.dtype)
+        if lif_cpu.usable(current, threshold):
+            membrane, spikes = lif_cpu.forward(current, threshold, alpha)
+        else:
+            membrane, spikes = _forward(current, threshold, alpha)
+        ctx.save_for_backward(membrane, threshold)
+        ctx.alpha, ctx.xi = alpha, xi
+        return spikes
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        membrane, threshold = ctx.saved_tensors
+        if lif_cpu.usable(membrane, threshold):
+            learned = ctx.needs_input_grad[1]
+            adjoint, threshold_grad = lif_cpu.backward(grad, membrane, threshold, ctx.alpha, ctx.xi, learned)
+        else:
+            adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi)
+            threshold_grad = wide.sum_to_size(threshold.shape)
+        return adjoint, threshold_grad, None, None
+
+
+NEURONS = {"lif": lif}
