@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -150,9 +149,9 @@ def _write(
         leftover.unlink(missing_ok=True)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     log.info("tokenising %s (%s) into %s", source.name, split, path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             header_size = _write_header(file, dtype, 0)
             np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
             count, documents, text_bytes = 1, 0, 0
@@ -193,7 +192,7 @@ def _write(
         write_json(path.with_suffix(".json"), meta)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     data = _read(path, source.name, split, fingerprint)
     if data is None:
@@ -203,8 +202,8 @@ def _write(
 
 def _write_header(file: Any, dtype: np.dtype[Any], count: int) -> int:
     """The .npy header. numpy pads it so that a one-dimensional array can grow without moving its data."""
-    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(file, description)
+    description = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, description)  # type: ignore[no-untyped-call]
     return int(file.tell())
 
 

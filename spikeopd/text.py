@@ -22,7 +22,8 @@ import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -40,8 +41,11 @@ PYTHON_DOCS_VERSION = 1  # raise when the extraction below changes, so that toke
 class Source(Protocol):
     """Documents of one named source. `unbounded` ones are streamed and need a token limit."""
 
-    name: str
-    unbounded: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def unbounded(self) -> bool: ...
 
     def documents(self, split: Split) -> Iterator[str]: ...
 
@@ -143,6 +147,9 @@ SKIPPED_FOLDERS = {
 }  # fmt: skip
 
 
+RULE = re.compile(r"\s*([*=\-~#_^+])\1{3,}\s*")  # underlines of headings, rows of asterisks
+
+
 def _stdlib() -> Path:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     if not (stdlib / "pydoc_data/topics.py").is_file():
@@ -217,10 +224,8 @@ def _fresh_paragraphs(texts: list[str], seen: set[str]) -> str:
 
 
 def _clean(text: str) -> str:
-    text = inspect.cleandoc(text).replace("\r", "")
-    return "\n".join(
-        line.rstrip() for line in text.splitlines() if not re.fullmatch(r"\s*([*=\-~#_^+])\1{3,}\s*", line)
-    )
+    lines = inspect.cleandoc(text).splitlines()
+    return "\n".join(line.rstrip() for line in lines if not RULE.fullmatch(line))
 
 
 def _is_doctest(paragraph: str) -> bool:
@@ -341,14 +346,16 @@ class ParquetFiles(_Files):
 
 
 def _lines(path: Path) -> Iterator[str]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
+    opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened as file:
+        with opener(path, "rt", encoding="utf-8") as file:
             yield from file
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path}: damaged gzip file ({error}); fetch it again") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the file") from error
 
 
 def _contiguous_part(text: str, split: Split) -> str:
@@ -430,8 +437,8 @@ class HubDataset:
             first = next(rows, None)
         except Exception as error:  # the hub client raises a dozen unrelated kinds
             raise InputError(
-                f"{self.name}: cannot be read from the Hugging Face hub ({type(error).__name__}: {_first_line(error)}); "
-                "check the name and the network, or give local files with text:, jsonl: or parquet:"
+                f"{self.name}: cannot be read from the Hugging Face hub ({type(error).__name__}: {_first_line(error)})"
+                "; check the name and the network, or give local files with text:, jsonl: or parquet:"
             ) from error
         if first is None:
             raise InputError(f"{self.name}: the dataset is empty; check the configuration name")
@@ -445,4 +452,9 @@ class HubDataset:
             record = next(rows, None)
 
 
-SOURCES = {"text": TextFiles, "jsonl": JsonlFiles, "parquet": ParquetFiles, "hf": HubDataset}
+SOURCES: dict[str, Callable[[str, str], Source]] = {
+    "text": TextFiles,
+    "jsonl": JsonlFiles,
+    "parquet": ParquetFiles,
+    "hf": HubDataset,
+}
