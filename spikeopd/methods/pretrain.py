@@ -1,0 +1,113 @@
+"""Train a small OPT teacher from text: how the embedded teachers were made, and how to make another one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import OPTConfig, OPTForCausalLM
+
+from spikeopd.data import TokenData, batch, sequential_windows
+from spikeopd.files import new_directory, write_json
+from spikeopd.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PretrainOptions:
+    """Sizes as in OPTConfig; the defaults re-create the embedded teacher."""
+
+    hidden_size: int = 128
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    ffn_dim: int = 512
+    max_position_embeddings: int = 256
+    updates: int = 3000
+    batch_size: int = 16
+    length: int = 128
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.1
+    dropout: float = 0.05
+    seed: int = 0
+
+
+def pretrain(
+    options: PretrainOptions,
+    tokenizer: Tokenizer,
+    train: TokenData,
+    validation: TokenData,
+    output: Path,
+    report: Callable[[str], None],
+) -> dict[str, float]:
+    """AdamW with cosine decay; weights are kept in float16 (half the file, no measurable loss). Returns the summary."""
+    torch.manual_seed(options.seed)
+    model = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=options.hidden_size,
+            num_hidden_layers=options.num_hidden_layers,
+            num_attention_heads=options.num_attention_heads,
+            ffn_dim=options.ffn_dim,
+            max_position_embeddings=options.max_position_embeddings,
+            word_embed_proj_dim=options.hidden_size,
+            dropout=options.dropout,
+            attention_dropout=0.0,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decay, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.98))
+    warmup = max(1, options.updates // 20)
+    started = time.monotonic()
+    model.train()
+    for update in range(options.updates):
+        progress = min(1.0, update / warmup) * 0.5 * (1 + math.cos(math.pi * update / options.updates))
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * progress
+        ids = torch.from_numpy(
+            batch(train, batch_size=options.batch_size, length=options.length, seed=options.seed, step=update)
+        )
+        loss = causal_loss(model, ids)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (update + 1) % 100 == 0 or update + 1 == options.updates:
+            report(f"teacher update {update + 1}/{options.updates}  loss {loss.item():.3f}")
+    model.half().float()  # score what will be stored
+    summary = {
+        "validation_perplexity": perplexity(model, validation, options.length),
+        "updates": options.updates,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    with new_directory(output) as folder:
+        model.half().save_pretrained(folder)
+        tokenizer.save(folder)
+        write_json(folder / "training.json", {"options": vars(options), "data": train.source, **summary})
+    return summary
+
+
+def causal_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    logits = model(ids, use_cache=False).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, data: TokenData, length: int, windows: int = 256) -> float:
+    """exp of the mean next-token loss over the first non-overlapping windows of the data."""
+    model.eval()
+    total, count = 0.0, 0
+    rows = torch.from_numpy(sequential_windows(data, length)[:windows].astype("int64"))
+    for ids in rows.split(32):
+        total += causal_loss(model, ids).item() * ids.shape[0]
+        count += ids.shape[0]
+    return math.exp(total / count)
