@@ -1,0 +1,190 @@
+r"""Dense operation counts in closed form: MACs of OPT, of the dense equivalent of BiSpikCLM, and of SpikeGPT.
+
+For the token at position i (it sees i + 1 keys), with hidden size d, FFN size f, vocabulary V and embedding width w
+(w = d except in OPT-350M), one layer of OPT executes
+
+    qkv 3 d^2     coincidence (Q K^T) d (i+1)     av d (i+1)     output d^2     ffn_in d f     ffn_out f d
+
+and outside the layers `embed` w d (only if w != d; a table lookup multiplies nothing) and `head` d w (only if
+w != d) + w V. BiSpikCLM has the same matrix products in the same places, so these are the FLOPs_c(l) of the paper's
+Appendix E, plus `residual`: its two gains g_O, g_2 are one-to-one synapses, 2 d. One MAC is one of the paper's FLOPs.
+
+Masked attention counts the keys causality allows; unmasked counts every key of the sequence, as a square product does.
+Biases, LayerNorm, softmax and activation functions are not matrix products and are not counted (see report.NOT_COSTED).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
+from spikeopd.errors import InputError
+
+OPT_POSITIONS = 2048
+OPT_VOCABULARY = 50272
+
+# hidden, layers, heads, ffn, embedding width; from the published OPTConfig of each checkpoint (Zhang et al. 2022).
+_OPT_SIZES = {
+    "opt-125m": (768, 12, 12, 3072, 768),
+    "opt-350m": (1024, 24, 16, 4096, 512),
+    "opt-1.3b": (2048, 24, 32, 8192, 2048),
+}
+
+
+def opt_shape(name: str) -> ModelShape:
+    """The shape of a published OPT. num_steps is 1: a dense network computes once per token."""
+    key = name.lower().removeprefix("facebook/")
+    if key not in _OPT_SIZES:
+        raise InputError(f"unknown teacher {name!r}: choose one of {', '.join(_OPT_SIZES)}, or give a config.json")
+    hidden, layers, heads, ffn, width = _OPT_SIZES[key]
+    return ModelShape(hidden, layers, heads, ffn, OPT_VOCABULARY, OPT_POSITIONS, 1, width)
+
+
+def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
+    """A shape from `opt-125m`, a config.json, a bundle's manifest.json, or a folder that holds one of them."""
+    path = Path(source)
+    if path.is_dir():
+        found = [path / name for name in ("config.json", "manifest.json") if (path / name).is_file()]
+        if not found:
+            raise InputError(f"{path} holds neither config.json nor manifest.json")
+        path = found[0]
+    if path.suffix != ".json":
+        shape = opt_shape(source)
+        return shape if num_steps is None else replace(shape, num_steps=num_steps)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"cannot read the model config {path}: {error}") from error
+    return parse_shape(raw, str(path), num_steps)
+
+
+def parse_shape(raw: Any, where: str, num_steps: int | None = None) -> ModelShape:
+    """Sizes named as in OPTConfig, at the top level or under `model`, `shape` or `shapes`."""
+    if not isinstance(raw, dict):
+        raise InputError(f"{where}: expected a JSON object")
+    outer = raw
+    for key in ("model", "shape", "shapes"):
+        if "hidden_size" not in raw and isinstance(raw.get(key), dict):
+            raw = raw[key]
+    steps = num_steps if num_steps is not None else raw.get("num_steps", outer.get("num_steps", 1))
+    values = {name: raw.get(name) for name in ModelShape.__dataclass_fields__} | {"num_steps": steps}
+    if values["word_embed_proj_dim"] is None:
+        values["word_embed_proj_dim"] = values["hidden_size"]
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{where}: field {name!r} must be a whole number above zero, got {value!r}")
+    shape = ModelShape(**values)
+    if shape.hidden_size % shape.num_attention_heads:
+        raise InputError(f"{where}: hidden_size {shape.hidden_size} is not a multiple of num_attention_heads")
+    return shape
+
+
+def layer_macs(shape: ModelShape, tokens: int, keys: int) -> dict[str, int]:
+    """MACs of one layer over `tokens` tokens that look at `keys` keys in total."""
+    d, f = shape.hidden_size, shape.ffn_dim
+    return {
+        "qkv": 3 * d * d * tokens,
+        "coincidence": d * keys,
+        "av": d * keys,
+        "output": d * d * tokens,
+        "residual": 2 * d * tokens,
+        "ffn_in": d * f * tokens,
+        "ffn_out": f * d * tokens,
+    }
+
+
+def outer_macs(shape: ModelShape, tokens: int) -> dict[str, int]:
+    """MACs of the dense parts around the layers: the factorised embedding and the head."""
+    d, w = shape.hidden_size, shape.word_embed_proj_dim
+    factor = d * w if shape.factorised else 0
+    return {"embed": factor * tokens, "head": (factor + w * shape.vocab_size) * tokens}
+
+
+def keys_seen(positions: Iterable[int]) -> int:
+    """Keys causality allows: the token at position i sees i + 1."""
+    return sum(position + 1 for position in positions)
+
+
+def keys_of_sequence(tokens: int, start: int = 0) -> int:
+    """keys_seen(range(start, start + tokens)) in closed form."""
+    return tokens * start + tokens * (tokens + 1) // 2
+
+
+def opt_macs(shape: ModelShape, tokens: int, keys: int) -> dict[str, int]:
+    """MACs of the whole dense transformer by component (all layers together). OPT's residual adds, so it has none."""
+    one = layer_macs(shape, tokens, keys)
+    inner = {name: shape.num_hidden_layers * one[name] for name in LAYER_COMPONENTS if name != "residual"}
+    return inner | outer_macs(shape, tokens)
+
+
+def opt_parameters(shape: ModelShape) -> int:
+    """Parameters of OPT: tied table, learned positions (two extra rows), LayerNorms and biases.
+
+    A factorised OPT (350M) is the post-norm variant and has no final LayerNorm.
+    """
+    d, f, w = shape.hidden_size, shape.ffn_dim, shape.word_embed_proj_dim
+    layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 4 * d
+    table = shape.vocab_size * w + (shape.max_position_embeddings + 2) * d
+    return table + shape.num_hidden_layers * layer + (2 * w * d if shape.factorised else 2 * d)
+
+
+def opt_bytes(shape: ModelShape, tokens: int, keys: int, bytes_per_value: int = 2) -> dict[str, int]:
+    """Bytes a dense decoder moves: every weight once per token, the key/value cache once per key. float16 by default.
+
+    One token at a time, as the student is counted; a batched prompt would share the weights over its tokens.
+    """
+    weights = shape.num_hidden_layers * sum(
+        layer_macs(shape, 1, 0)[name] for name in ("qkv", "output", "ffn_in", "ffn_out")
+    )
+    embed = shape.word_embed_proj_dim + shape.hidden_size + outer_macs(shape, 1)["embed"]
+    cache = shape.num_hidden_layers * 2 * shape.hidden_size
+    return {
+        "weights": tokens * weights * bytes_per_value,
+        "embed": tokens * embed * bytes_per_value,
+        "head": outer_macs(shape, tokens)["head"] * bytes_per_value,
+        "kv_read": cache * keys * bytes_per_value,
+        "kv_write": cache * tokens * bytes_per_value,
+    }
+
+
+@dataclass(frozen=True)
+class SpikeGPTShape:
+    """SpikeGPT (Zhu et al. 2023): an RWKV of spiking blocks. One token is one step."""
+
+    name: str
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    source: str
+
+    def macs(self, tokens: int) -> dict[str, int]:
+        """Matrix products per component: time mix 4 d^2 (r, k, v, output), channel mix 9 d^2 (4 + 1 + 4), head d V."""
+        d, layers = self.hidden_size, self.num_hidden_layers
+        return {
+            "time_mix": 4 * d * d * layers * tokens,
+            "channel_mix": 9 * d * d * layers * tokens,
+            "head": d * self.vocab_size * tokens,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the matrices and of the two (untied) vocabulary tables."""
+        macs = self.macs(1)
+        return macs["time_mix"] + macs["channel_mix"] + 2 * macs["head"]
+
+
+SPIKEGPT: Mapping[str, SpikeGPTShape] = {
+    "spikegpt-46m": SpikeGPTShape(
+        "spikegpt-46m", 512, 12, 6064,
+        "12 layers of width 512 are the only multiple of 13 d^2 near 46 M; the vocabulary (enwik8 characters) is "
+        "inferred from the rest and not published with the checkpoint",
+    ),
+    "spikegpt-216m": SpikeGPTShape(
+        "spikegpt-216m", 768, 18, 50277,
+        "n_layer 18, n_embd 768 on the model card of SpikeGPT-OpenWebText-216M; the 20B tokenizer's 50277 entries",
+    ),
+}  # fmt: skip

@@ -1,0 +1,259 @@
+r"""From counted events to energy, and from firing rates to the paper's estimate. Pure functions.
+
+Measured:    every counted event times its price.
+Analytical:  SOPs_c(l) = f_r^c(l) T_s FLOPs_c(l)  (Appendix E), with f_r unrounded, per component and layer.
+
+The two are equal, to the last operation, wherever the fan-out of a spike does not depend on when it fires: the
+projections, the residual gains and the attention's value sum. A query spike meets i + 1 keys, so for the coincidences
+the estimate (mean rate x all pairs) and the count differ by how the rate varies with position; counted unmasked,
+over sequences of one length, they are equal again. `compare_counts` computes both and says which must agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+import numpy as np
+
+from energy.costs import CostTable
+from energy.flops import layer_macs, outer_macs
+from energy.runs import Array, PerToken, Run
+from spikeopd.contracts import EMBED_SITE, LAYER_COMPONENTS, LAYER_SITES, Activity, ModelShape
+
+Key = TypeVar("Key")
+# Rates per component, one per layer: spikes of the driving neurons per neuron and step.
+Rates = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Hops:
+    """Mean tile hops of one spike. Where neurons sit is the mapper's choice, so the default costs none."""
+
+    east_west: float = 0.0
+    north_south: float = 0.0
+
+
+NO_HOPS = Hops()
+
+
+@dataclass(frozen=True)
+class Line:
+    """Events of one kind in one place. Layer is None outside the layers; `count` is whole when it was counted."""
+
+    component: str
+    layer: int | None
+    event: str
+    count: float
+    energy_pj: float
+
+
+def measured_lines(activity: Activity, costs: CostTable, hops: Hops = NO_HOPS) -> list[Line]:
+    """Energy of counted events: synaptic operations, dense MACs, neuron updates and spike delivery."""
+    layers = activity.sops["qkv"].shape[0]
+    lines = [
+        _line(costs, name, layer, "ac", int(activity.sops[name][layer].sum()))
+        for name in LAYER_COMPONENTS
+        for layer in range(layers)
+    ]
+    lines += [_line(costs, name, None, "mac", activity.macs[name]) for name in ("embed", "head")]
+    for place, sites in _places(layers):
+        row = place or 0
+        spikes = sum(int(activity.spikes[site][row].sum()) for site in sites)
+        cells = sum(int(activity.cells[site][row].sum()) for site in sites)
+        lines += _neuron_lines(costs, hops, place, spikes, cells)
+    return lines
+
+
+def estimated_lines(
+    shape: ModelShape, rates: Rates, tokens: int, keys: int, costs: CostTable, hops: Hops = NO_HOPS
+) -> list[Line]:
+    """Energy from firing rates alone: Appendix E, with neuron updates and deliveries where the table prices them.
+
+    A component's rate is that of the neurons that drive it. Keys and values drive nothing by themselves and are taken
+    to fire like queries; the last layer's output like that layer's input.
+    """
+    lines = [
+        _line(costs, name, layer, "ac", sops)
+        for name in LAYER_COMPONENTS
+        for layer, sops in enumerate(estimated_sops(shape, rates, tokens, keys, name))
+    ]
+    lines += [_line(costs, name, None, "mac", count) for name, count in outer_macs(shape, tokens).items()]
+    for place, sites in _places(shape.num_hidden_layers):
+        cells = {site: shape.num_steps * _slots(shape, site, tokens, keys) for site in sites}
+        spikes = sum(cells[site] * _site_rate(rates, site, place) for site in sites)
+        lines += _neuron_lines(costs, hops, place, spikes, sum(cells.values()))
+    return lines
+
+
+def estimated_sops(shape: ModelShape, rates: Rates, tokens: int, keys: int, component: str) -> list[float]:
+    """f_r T_s FLOPs of one component, per layer."""
+    dense = layer_macs(shape, tokens, keys)[component]
+    return [rate * shape.num_steps * dense for rate in rates[component]]
+
+
+def measured_rates(activity: Activity) -> dict[str, list[float]]:
+    """Unrounded firing rate of every component's driver, per layer."""
+    layers = activity.sops["qkv"].shape[0]
+    return {
+        name: [_ratio(*driver_counts(activity, name, layer)) for layer in range(layers)] for name in LAYER_COMPONENTS
+    }
+
+
+def uniform_rates(shape: ModelShape, rate: float) -> dict[str, list[float]]:
+    return {name: [rate] * shape.num_hidden_layers for name in LAYER_COMPONENTS}
+
+
+def driver_counts(activity: Activity, component: str, layer: int) -> tuple[int, int]:
+    """Spikes and neuron slots of the neurons that drive one component (contracts.COMPONENT_DRIVERS)."""
+    sites: dict[str, list[tuple[str, int]]] = {
+        "qkv": [(EMBED_SITE, 0) if layer == 0 else ("h", layer - 1)],
+        "coincidence": [("q", layer)],
+        "av": [("a", layer)],
+        "output": [("r", layer)],
+        "residual": [("o", layer), ("y", layer)],
+        "ffn_in": [("x", layer)],
+        "ffn_out": [("f", layer)],
+    }
+    pairs = sites[component]
+    return (
+        sum(int(activity.spikes[site][row].sum()) for site, row in pairs),
+        sum(int(activity.cells[site][row].sum()) for site, row in pairs),
+    )
+
+
+def mean_rate(activity: Activity, attention: bool = False) -> float:
+    """Spikes per neuron and step over every fixed-size site; the attention map is left out unless asked for."""
+    sites = [site for site in activity.spikes if attention or site != "a"]
+    return _ratio(
+        sum(int(activity.spikes[site].sum()) for site in sites), sum(int(activity.cells[site].sum()) for site in sites)
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One component of one layer, counted and estimated. `must_equal` where theory leaves no room for a difference."""
+
+    component: str
+    layer: int
+    rate: float
+    dense_macs: int
+    measured: int
+    analytical: float
+    must_equal: bool
+    equal: bool
+
+
+def compare_counts(run: Run, phase: str | None = None) -> list[Comparison]:
+    """Counted SOPs beside f_r T_s FLOPs, exactly (as fractions); `coincidence_unmasked` is a component of its own."""
+    activity, shape = run.activity(phase), run.shape
+    masked = layer_macs(shape, activity.tokens, run.keys(phase))
+    square = layer_macs(shape, activity.tokens, run.keys_unmasked(phase))["coincidence"]
+    one_length = len(set(run.contexts().values())) <= 1
+    rows = []
+    for name in (*LAYER_COMPONENTS, "coincidence_unmasked"):
+        driver = name.removesuffix("_unmasked")
+        for layer in range(shape.num_hidden_layers):
+            spikes, cells = driver_counts(activity, driver, layer)
+            dense = square if name != driver else masked[name]
+            counted = activity.sops_unmasked if name != driver else activity.sops[name]
+            measured = int(counted[layer].sum())
+            exact = Fraction(spikes, cells) * shape.num_steps * dense if cells else Fraction(0)
+            must = one_length if name == "coincidence_unmasked" else name != "coincidence"
+            rows.append(
+                Comparison(name, layer, _ratio(spikes, cells), dense, measured, float(exact), must, exact == measured)
+            )
+    return rows
+
+
+def token_energies(shape: ModelShape, tokens: PerToken, costs: CostTable, hops: Hops = NO_HOPS) -> Array:
+    """pJ of every fed token. Their sum is the run's energy: neuron slots follow from shape and position."""
+    fixed = sum(_slots(shape, site, 1, 0) for _, sites in _places(shape.num_hidden_layers) for site in sites)
+    growing = shape.num_attention_heads * shape.num_hidden_layers
+    cells = shape.num_steps * (fixed + growing * (tokens.position + 1))
+    per_spike = _delivery(costs, hops)
+    return np.asarray(
+        costs.price("ac") * tokens.sops
+        + costs.price("mac") * tokens.macs
+        + costs.price("neuron_active") * tokens.spikes
+        + costs.price("neuron_inactive") * (cells - tokens.spikes)
+        + per_spike * tokens.spikes,
+        dtype=np.float64,
+    )
+
+
+def total(lines: Iterable[Line]) -> float:
+    return sum(line.energy_pj for line in lines)
+
+
+def group(lines: Iterable[Line], key: Callable[[Line], Key]) -> dict[Key, float]:
+    """Energy in pJ by any property of a line, in order of first appearance."""
+    sums: dict[Key, float] = defaultdict(float)
+    for line in lines:
+        sums[key(line)] += line.energy_pj
+    return dict(sums)
+
+
+def count(lines: Iterable[Line], *events: str) -> float:
+    return sum(line.count for line in lines if line.event in events)
+
+
+def break_even_rate(
+    shape: ModelShape, tokens: int, keys: int, costs: CostTable, teacher_pj: float, hops: Hops = NO_HOPS
+) -> float | None:
+    """The rate at which a student whose neurons all fire alike costs what its teacher costs; may exceed 1.
+
+    None when even a silent student costs more (its dense head and idle neurons), or spikes cost nothing.
+    """
+    silent = total(estimated_lines(shape, uniform_rates(shape, 0.0), tokens, keys, costs, hops))
+    full = total(estimated_lines(shape, uniform_rates(shape, 1.0), tokens, keys, costs, hops))
+    if silent > teacher_pj or full <= silent:
+        return None
+    return (teacher_pj - silent) / (full - silent)
+
+
+def _line(costs: CostTable, component: str, layer: int | None, event: str, number: float) -> Line:
+    return Line(component, layer, event, number, number * costs.price(event))
+
+
+def _neuron_lines(costs: CostTable, hops: Hops, place: int | None, spikes: float, cells: float) -> list[Line]:
+    lines = [
+        _line(costs, "neurons", place, "neuron_active", spikes),
+        _line(costs, "neurons", place, "neuron_inactive", cells - spikes),
+        _line(costs, "routing", place, "spike", spikes),
+    ]
+    for event, number in (("hop_ew", hops.east_west), ("hop_ns", hops.north_south)):
+        if number:
+            lines.append(_line(costs, "routing", place, event, spikes * number))
+    return lines
+
+
+def _delivery(costs: CostTable, hops: Hops) -> float:
+    return costs.price("spike") + hops.east_west * costs.price("hop_ew") + hops.north_south * costs.price("hop_ns")
+
+
+def _places(layers: int) -> list[tuple[int | None, tuple[str, ...]]]:
+    places: list[tuple[int | None, tuple[str, ...]]] = [(None, (EMBED_SITE,))]
+    return places + [(layer, LAYER_SITES) for layer in range(layers)]
+
+
+def _slots(shape: ModelShape, site: str, tokens: int, keys: int) -> int:
+    return shape.num_attention_heads * keys if site == "a" else shape.site_size(site, 0) * tokens
+
+
+def _site_rate(rates: Rates, site: str, layer: int | None) -> float:
+    if layer is None:
+        return rates["qkv"][0]
+    if site == "h":
+        following = rates["qkv"][layer + 1 :]
+        return following[0] if following else rates["qkv"][layer]
+    component = {"q": "coincidence", "k": "coincidence", "v": "coincidence", "a": "av", "r": "output", "o": "residual",
+                 "x": "ffn_in", "f": "ffn_out", "y": "residual"}[site]  # fmt: skip
+    return rates[component][layer]
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
