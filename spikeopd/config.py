@@ -1,0 +1,452 @@
+"""Every option of a training run: its default, meaning and source, written once, here.
+
+`load_config("tiny", ["stage1.updates=50"])` reads a recipe (by name from spikeopd/recipes, or a YAML path), applies
+overrides, converts each value to its declared type and reports every problem at once. The defaults are the paper's
+controlled 125M run, so a recipe states what differs; `explain("stage2.ref_coef")` says where a value comes from.
+The machinery that knows no option is in `options.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from spikeopd import options
+from spikeopd.errors import ConfigError
+from spikeopd.options import opt
+
+# Sizes by preset, named as in OPTConfig: facebook/opt-* config.json; a missing word_embed_proj_dim is hidden_size.
+MODEL_PRESETS: dict[str, dict[str, int]] = {
+    "tiny": {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "ffn_dim": 512,
+        "vocab_size": 1024,
+        "max_position_embeddings": 256,
+    },
+    "opt-125m": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "ffn_dim": 3072,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
+    "opt-350m": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "ffn_dim": 4096,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": 512,
+    },
+    "opt-1.3b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
+}
+METHODS = (
+    "spikeopd", "vanilla_opd", "continued_spad", "sft", "eopd", "lightning_opd", "oprd", "gkd", "reverse_kl",
+)  # fmt: skip
+
+STAGE1 = "paper App. F, Stage 1 table"
+STAGE1_LOSS = "paper App. F, Eq. app_offline_total"
+STAGE2 = "paper App. B, Stage 2 table"
+COLLAPSE = "paper, RQ2 and Table opd_multiseed"
+ADAM = "PyTorch's default; the paper says Adam and no more"
+NOT_STATED = "not stated by the paper"
+PRESET = "the preset when null"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The student. Sizes left null are the preset's."""
+
+    preset: str = opt("opt-125m", "shape of the student", "the paper's controlled runs", choices=tuple(MODEL_PRESETS))
+    hidden_size: int | None = opt(None, "width of the residual stream", PRESET, at_least=1)
+    num_hidden_layers: int | None = opt(None, "blocks", PRESET, at_least=1)
+    num_attention_heads: int | None = opt(None, "attention heads; divides hidden_size", PRESET, at_least=1)
+    ffn_dim: int | None = opt(None, "width of the feed-forward layer", PRESET, at_least=1)
+    vocab_size: int | None = opt(None, "rows of the token table (padding rows included)", PRESET, at_least=1)
+    max_position_embeddings: int | None = opt(None, "longest sequence", PRESET, at_least=1)
+    word_embed_proj_dim: int | None = opt(None, "width of the token table (OPT-350M: 512)", PRESET, at_least=1)
+    num_steps: int = opt(4, "simulation steps T_s per token", STAGE1, at_least=1)
+    alpha: float = opt(0.9, "leak of the membrane per step", NOT_STATED, above=0.0, at_most=1.0)
+    threshold: float = opt(0.7, "firing threshold V at the start of training", NOT_STATED, above=0.0)
+    xi: float = opt(2.0, "sharpness of the arctangent surrogate", STAGE1, above=0.0)
+    grid_bits: int | None = opt(
+        14, "weights act in multiples of 2**-grid_bits: exact sums; null is off", at_least=1, at_most=23
+    )
+    init: Literal["random", "teacher"] = opt(
+        "random", "blocks start random or from the teacher; embeddings and final LayerNorm always from the teacher"
+    )
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """The frozen teacher."""
+
+    teacher_model_name_or_path: str = opt(
+        "facebook/opt-125m",
+        "`tiny` or `tiny-rule` (shipped), a local directory, a .gguf file or a Hugging Face hub name",
+        "paper App. B",
+    )
+    teacher_precision: Literal["fp32", "bf16"] = opt("fp32", "precision of the teacher's forward pass")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Text and tokens. Sources are named as in docs/data.md."""
+
+    source: str = opt("hf:HuggingFaceFW/fineweb-edu/sample-10BT", "Stage-1 text", "paper App. F")
+    prompt_source: str | None = opt(
+        "hf:HuggingFaceFW/fineweb/sample-10BT", "Stage-2 prompts; null takes data.source", "paper App. B: FineWeb"
+    )
+    validation_source: str | None = opt(None, "validation text; null takes the validation part of data.source")
+    tokenizer: str = opt(
+        "facebook/opt-125m", "`tiny` (shipped), a local directory or a hub name; the teacher's", STAGE1
+    )
+    sequence_length: int = opt(
+        512, "tokens per Stage-1 window", "not stated by the paper; 480 + 32 of Stage 2", at_least=2
+    )
+    max_tokens: int | None = opt(
+        1_000_000_000,
+        "tokens taken from each training source; null takes all, but streamed datasets need a limit",
+        "not stated by the paper; 2 GB on disk",
+        at_least=1,
+    )
+    max_validation_tokens: int | None = opt(200_000, "tokens taken for validation; null takes all", at_least=1)
+    cache_dir: str | None = opt(None, "token cache; null is $SPIKEOPD_CACHE or ~/.cache/spikeopd", harmless=True)
+
+
+@dataclass(frozen=True)
+class Stage1Config:
+    """SpAD, offline distillation from the teacher (paper App. F)."""
+
+    updates: int = opt(4000, "optimizer steps", STAGE1, at_least=1)
+    learning_rate: float = opt(5e-4, "peak learning rate of Adam", STAGE1, above=0.0)
+    warmup_ratio: float = opt(
+        0.2, "share of the updates spent warming up; cosine decay follows", STAGE1, at_least=0, at_most=1
+    )
+    micro_batch_size: int = opt(16, "sequences per forward pass and process", STAGE1, at_least=1)
+    gradient_accumulation_steps: int = opt(16, "forward passes per optimizer step", STAGE1, at_least=1)
+    max_grad_norm: float | None = opt(0.7, "global gradient-norm clip; null is none", STAGE1, above=0.0)
+    kd_temperature: float = opt(2.0, "soft-target temperature T_KD", STAGE1, above=0.0)
+    lambda_emb: float = opt(0.2, "weight of embedding alignment (EA)", STAGE1_LOSS, at_least=0.0)
+    lambda_attn: float = opt(0.1, "weight of spiking attention alignment (SAA)", STAGE1_LOSS, at_least=0.0)
+    lambda_feat: float = opt(0.1, "weight of spiking feature alignment (SFA)", STAGE1_LOSS, at_least=0.0)
+    lambda_soft: float = opt(0.3, "weight of soft-target alignment (STA)", STAGE1_LOSS, at_least=0.0)
+    lambda_hard: float = opt(0.3, "weight of hard-target alignment (HTA)", STAGE1_LOSS, at_least=0.0)
+    gamma_attn: float = opt(
+        0.5, "SAA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
+    )
+    gamma_feat: float = opt(
+        0.5, "SFA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
+    )
+    checkpoint_updates: tuple[int, ...] = opt(
+        (), "also keep the student after these updates", "1k/2k/4k: initialisation study"
+    )
+
+
+@dataclass(frozen=True)
+class Stage2Config:
+    """SpikeOPD, on-policy distillation on the student's own continuations (paper Method and App. B)."""
+
+    method: str = opt("spikeopd", "SpikeOPD or a control of the paper", "paper App. B", choices=METHODS)
+    model_name_or_path: str | None = opt(None, "student to start from; null takes the result of Stage 1")
+    updates: int = opt(500, "optimizer steps", STAGE2, at_least=1)
+    learning_rate: float = opt(1.5e-6, "learning rate of Adam, constant", STAGE2, above=0.0)
+    batch_size: int = opt(16, "trajectories per update over all processes", STAGE2, at_least=1)
+    micro_batch_size: int = opt(16, "trajectories per forward pass; divides batch_size", at_least=1)
+    prompt_length: int = opt(480, "tokens of each corpus prompt", STAGE2, at_least=1)
+    max_completion_length: int = opt(32, "tokens K rolled out by the active student", STAGE2, at_least=1)
+    temperature: float = opt(1.0, "sampling temperature of the rollout, whole distribution", STAGE2, above=0.0)
+    teacher_coef: float = opt(1.0, "weight of the full-vocabulary forward KL to the teacher", STAGE2, at_least=0.0)
+    ref_coef: float = opt(0.75, "weight beta_ref of the reverse KL to the frozen reference", STAGE2, at_least=0.0)
+    spike_coef: float = opt(0.30, "weight lambda_spk of the layerwise spike loss", STAGE2, at_least=0.0)
+    spike_layers: tuple[int, ...] = opt((3, 6, 9, 12), "layers of the spike loss, counted from 1", STAGE2)
+    rate_min: float = opt(0.01, "lowest firing rate without penalty", STAGE2, at_least=0.0, at_most=1.0)
+    rate_max: float = opt(0.58, "highest firing rate without penalty", STAGE2, at_least=0.0, at_most=1.0)
+    rho: float = opt(1.0, "pull of each rate to the reference's", STAGE2, at_least=0.0)
+    rate_scope: Literal["all", "output"] = opt("all", "neurons that count for a layer's rate", "paper Eq. app_rate")
+    max_grad_norm: float | None = opt(
+        None, "global gradient-norm clip; null is none", "paper Table opd_multiseed", above=0.0
+    )
+    on_collapse: Literal["log", "stop", "rollback"] = opt("log", "what the collapse detector does when it fires")
+    collapse_window: int = opt(20, "updates the detector averages over", COLLAPSE, at_least=1)
+    collapse_adj: float = opt(
+        0.10, "mean adjacent repetition above which text has collapsed", COLLAPSE, at_least=0, at_most=1
+    )
+    collapse_dist4: float = opt(0.05, "mean 1 - Dist-4 above which text has collapsed", COLLAPSE, at_least=0, at_most=1)
+    log_samples: int = opt(0, "completions written to the log at each logged update", at_least=0, harmless=True)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the run is carried out."""
+
+    stage: Literal["1", "2", "both"] = opt("both", "stages to run")
+    seed: int = opt(0, "seed of weights, batches and rollouts", at_least=0, at_most=2**63 - 1)
+    precision: Literal["fp32", "bf16"] = opt("fp32", "autocast precision of the student")
+    adam_beta1: float = opt(0.9, "first-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
+    adam_beta2: float = opt(0.999, "second-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
+    adam_epsilon: float = opt(1e-8, "epsilon of Adam", ADAM, above=0.0)
+    gradient_checkpointing: bool = opt(False, "recompute blocks in the backward pass: less memory, more time")
+    kl_chunk_tokens: int = opt(256, "tokens per chunk of the full-vocabulary losses; bounds their memory", at_least=1)
+    compile: bool = opt(False, "torch.compile the student and the teacher")
+    threads: int | None = opt(None, "CPU threads of torch; null leaves its choice", at_least=1)
+    log_every: int = opt(1, "updates between lines of metrics.jsonl", at_least=1, harmless=True)
+    eval_every: int = opt(0, "updates between validations; 0 validates at the start and the end only", at_least=0)
+    save_every: int = opt(100, "updates between checkpoints", at_least=1, harmless=True)
+    keep_checkpoints: int = opt(2, "newest checkpoints that are kept", at_least=1, harmless=True)
+    tensorboard: bool = opt(False, "also write TensorBoard files", harmless=True)
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    stage1: Stage1Config = field(default_factory=Stage1Config)
+    stage2: Stage2Config = field(default_factory=Stage2Config)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "model": ModelConfig,
+    "teacher": TeacherConfig,
+    "data": DataConfig,
+    "stage1": Stage1Config,
+    "stage2": Stage2Config,
+    "train": TrainConfig,
+}
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("spikeopd") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_config(recipe: str | Path = "tiny", overrides: Sequence[str] = ()) -> Config:
+    """A recipe name or YAML path and `section.key=value` overrides, checked as a whole."""
+    problems: list[str] = []
+    values = options.flatten(_read_recipe(str(recipe), ()), SECTIONS, problems)
+    return _build(values | _overrides(overrides, problems), problems, f"config {recipe}")
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """A copy with `section.key=value` applied and checked. A new `model.preset` does not undo sizes already set."""
+    problems: list[str] = []
+    return _build(_flat(config) | _overrides(overrides, problems), problems, "config")
+
+
+def config_from_dict(values: Mapping[str, Any], name: str = "config") -> Config:
+    """From `{"stage1": {"updates": 3}}`, as YAML or JSON gives it."""
+    problems: list[str] = []
+    return _build(options.flatten(values, SECTIONS, problems), problems, name)
+
+
+def to_yaml(config: Config) -> str:
+    """The whole configuration as a recipe: `load_config` on it gives an equal one."""
+    return options.dump_yaml(config_to_dict(config))
+
+
+def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Plain lists, numbers and strings, for YAML and JSON."""
+    nested: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for key, value in _flat(config).items():
+        section, name = key.split(".")
+        nested[section][name] = list(value) if isinstance(value, tuple) else value
+    return nested
+
+
+def config_difference(old: Config, new: Config, *, ignore: Iterable[str] = (), harmless: bool = True) -> list[str]:
+    """One line per option that differs. harmless=False leaves out options that cannot change the result."""
+    before, after, skipped = _flat(old), _flat(new), set(ignore)
+    table = options.option_table(SECTIONS)
+    return [
+        f"{key}: {options.show(before[key])} -> {options.show(after[key])}"
+        for key in before
+        if before[key] != after[key] and key not in skipped and (harmless or not table[key].harmless)
+    ]
+
+
+def explain(key: str | None = None) -> str:
+    """Type, default, meaning and source of an option, of a section, or (None) of all."""
+    return options.explain(key, SECTIONS)
+
+
+def _overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    values = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if equals:
+            values[key.strip()] = options.parse_scalar(text)
+        else:
+            problems.append(f"override '{override}': expected section.key=value")
+    return values
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {
+        f"{section}.{item.name}": getattr(getattr(config, section), item.name)
+        for section, kind in SECTIONS.items()
+        for item in fields(kind)
+    }
+
+
+def _build(values: Mapping[str, Any], problems: list[str], name: str) -> Config:
+    converted = options.convert_all(values, SECTIONS, problems)
+    config = Config(
+        **{
+            section: kind(
+                **{key.split(".")[1]: value for key, value in converted.items() if key.startswith(f"{section}.")}
+            )
+            for section, kind in SECTIONS.items()
+        }
+    )
+    config = replace(config, model=_fill_sizes(config.model))
+    problems += [message for check in CHECKS for message in check(config)]
+    if len(problems) == 1:
+        raise ConfigError(f"{name}: {problems[0]}")
+    if problems:
+        raise ConfigError(f"{name}: {len(problems)} problems\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return config
+
+
+def _fill_sizes(model: ModelConfig) -> ModelConfig:
+    sizes = MODEL_PRESETS.get(model.preset, {})
+    missing: dict[str, Any] = {name: size for name, size in sizes.items() if getattr(model, name) is None}
+    model = replace(model, **missing)
+    return model if model.word_embed_proj_dim else replace(model, word_embed_proj_dim=model.hidden_size)
+
+
+def _read_recipe(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """The content of a recipe, laid over its `base:` recipe when it names one."""
+    if name in seen:
+        raise ConfigError(f"recipe {name}: its `base` leads back to itself ({' -> '.join((*seen, name))})")
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise ConfigError(f"recipe {path}: {reason}; give a readable YAML file") from error
+    elif name in recipe_names():
+        text = (resources.files("spikeopd") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(
+            f"recipe '{name}' does not exist{options.nearest(name, recipe_names())}; "
+            f"give one of {', '.join(recipe_names())}, or the path of a .yaml file"
+        )
+    content = options.parse_yaml(text, name)
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    beside = path.parent / str(base)
+    below = _read_recipe(str(beside) if beside.is_file() else str(base), (*seen, name))
+    for section, entries in content.items():
+        both = isinstance(entries, dict) and isinstance(below.get(section), dict)
+        below[section] = {**below[section], **entries} if both else entries
+    return below
+
+
+# --- options that contradict each other ------------------------------------------------------------------------------
+
+
+def _check_model(config: Config) -> list[str]:
+    model = config.model
+    if model.hidden_size and model.num_attention_heads and model.hidden_size % model.num_attention_heads:
+        return [
+            f"model.hidden_size: {model.hidden_size} is not a multiple of "
+            f"model.num_attention_heads = {model.num_attention_heads}"
+        ]
+    return []
+
+
+def _check_lengths(config: Config) -> list[str]:
+    limit, stage2 = config.model.max_position_embeddings or 0, config.stage2
+    found = []
+    if config.train.stage != "2" and config.data.sequence_length > limit:
+        found.append(
+            f"data.sequence_length: {config.data.sequence_length} exceeds model.max_position_embeddings = {limit}"
+        )
+    total = stage2.prompt_length + stage2.max_completion_length
+    if config.train.stage != "1" and total > limit:
+        found.append(
+            f"stage2.prompt_length: {stage2.prompt_length} + max_completion_length {stage2.max_completion_length} = "
+            f"{total} exceeds model.max_position_embeddings = {limit}"
+        )
+    return found
+
+
+def _check_stage1(config: Config) -> list[str]:
+    stage1 = config.stage1
+    found = [
+        f"stage1.checkpoint_updates: {update} is not between 1 and stage1.updates = {stage1.updates}"
+        for update in stage1.checkpoint_updates
+        if config.train.stage != "2" and not 1 <= update <= stage1.updates
+    ]
+    weights = (stage1.lambda_emb, stage1.lambda_attn, stage1.lambda_feat, stage1.lambda_soft, stage1.lambda_hard)
+    if not any(weights):
+        found.append("stage1.lambda_*: every weight is 0, nothing would be learned; set at least one")
+    return found
+
+
+def _check_stage2(config: Config) -> list[str]:
+    stage2, layers = config.stage2, config.model.num_hidden_layers or 0
+    found = []
+    if stage2.batch_size % stage2.micro_batch_size:
+        found.append(
+            f"stage2.micro_batch_size: {stage2.micro_batch_size} does not divide "
+            f"stage2.batch_size = {stage2.batch_size}"
+        )
+    if stage2.rate_min >= stage2.rate_max:
+        found.append(f"stage2.rate_min: {stage2.rate_min} must lie below stage2.rate_max = {stage2.rate_max}")
+    if config.train.stage != "1":
+        outside = [layer for layer in stage2.spike_layers if not 1 <= layer <= layers]
+        if outside:
+            found.append(f"stage2.spike_layers: {outside} are not layers of a student with {layers} (1 to {layers})")
+        if len(set(stage2.spike_layers)) != len(stage2.spike_layers):
+            found.append(f"stage2.spike_layers: {list(stage2.spike_layers)} names a layer twice")
+        if stage2.spike_coef > 0 and not stage2.spike_layers:
+            found.append("stage2.spike_layers: empty although stage2.spike_coef > 0; name layers or set spike_coef=0")
+        if not any((stage2.teacher_coef, stage2.ref_coef, stage2.spike_coef)):
+            found.append("stage2.teacher_coef, ref_coef, spike_coef: all 0, nothing would be learned; set at least one")
+    if config.train.stage == "2" and stage2.model_name_or_path is None:
+        found.append("stage2.model_name_or_path: train.stage=2 needs a student to start from; give its directory")
+    if config.train.stage == "both" and stage2.model_name_or_path is not None:
+        found.append(
+            "stage2.model_name_or_path: train.stage=both starts Stage 2 from its own Stage 1; use train.stage=2"
+        )
+    return found
+
+
+def _check_data(config: Config) -> list[str]:
+    data = config.data
+    return [
+        f"data.max_tokens: {source} is streamed and needs a limit, for example data.max_tokens=100000000"
+        for source in dict.fromkeys(filter(None, (data.source, data.prompt_source)))
+        if source.startswith("hf:") and data.max_tokens is None
+    ]
+
+
+CHECKS: tuple[Callable[[Config], list[str]], ...] = (
+    _check_model,
+    _check_lengths,
+    _check_stage1,
+    _check_stage2,
+    _check_data,
+)
