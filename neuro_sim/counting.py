@@ -1,0 +1,105 @@
+"""Events of a token counted from its recorded spikes, for backends that can report spikes but do not count.
+
+The dense oracle counts while it computes; this counts afterwards, from the spikes alone. Both must agree exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, ordered_sites
+
+Array = NDArray[Any]
+SiteKey = tuple[int, str]
+
+
+class EventCounter:
+    """Counts one sequence, token by token. Of the past it keeps only sums of the key and value spikes."""
+
+    def __init__(self, model: SpikeModel) -> None:
+        self.model = model
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new sequence."""
+        shape = self.model.shape
+        layers, steps = shape.num_hidden_layers, shape.num_steps
+        self._key_sums = np.zeros((layers, steps, shape.hidden_size), np.int64)  # over positions, per key bit
+        self._value_bits = np.zeros(  # per position: value spikes of each head
+            (layers, steps, shape.num_attention_heads, shape.max_position_embeddings), np.int32
+        )
+        self.position = 0
+
+    def count(self, spikes: Mapping[SiteKey, Array], saturations: Mapping[SiteKey, Array]) -> Activity:
+        """Activity of the next token. spikes: bool [T_s, n] per (layer, site), `a` head-major; saturations: [T_s]."""
+        model, shape = self.model, self.model.shape
+        activity = Activity.zeros(shape.num_hidden_layers, shape.num_steps)
+        activity.tokens = 1
+        totals: dict[SiteKey, Array] = {}
+        for key in ordered_sites(shape.num_hidden_layers):
+            layer, site = max(key[0], 0), key[1]
+            totals[key] = spikes[key].sum(-1)
+            activity.spikes[site][layer] = totals[key]
+            activity.cells[site][layer] = spikes[key].shape[-1]
+            activity.saturations[site][layer] = saturations[key]
+        for index in range(shape.num_hidden_layers):
+            self._count_layer(activity, index, spikes, totals)
+        last = spikes[shape.num_hidden_layers - 1, "h"] if shape.num_hidden_layers else spikes[-1, EMBED_SITE]
+        _count_host(activity, model, int(last.any(0).sum()))
+        self.position += 1
+        return activity
+
+    def _count_layer(
+        self, activity: Activity, index: int, spikes: Mapping[SiteKey, Array], totals: Mapping[SiteKey, Array]
+    ) -> None:
+        shape, layer = self.model.shape, self.model.layers[index]
+        previous: SiteKey = (index - 1, "h") if index else (-1, EMBED_SITE)
+        projections = {
+            "qkv": (previous, (layer.w_q, layer.w_k, layer.w_v)),
+            "output": ((index, "r"), (layer.w_o,)),
+            "ffn_in": ((index, "x"), (layer.w_1,)),
+            "ffn_out": ((index, "f"), (layer.w_2,)),
+        }
+        for component, (driver, weights) in projections.items():
+            fan_out = sum(weight.shape[1] for weight in weights)
+            activity.sops[component][index] = totals[driver] * fan_out
+            activity.additions[component][index] = activity.sops[component][index]
+            rows = int(spikes[driver].any(0).sum())
+            activity.bytes[component] += rows * sum(weight.shape[1] * weight.itemsize for weight in weights)
+        for site, gain in (("o", layer.gain_o), ("y", layer.gain_y)):
+            activity.sops["residual"][index] += totals[index, site]
+            activity.additions["residual"][index] += totals[index, site]
+            activity.bytes["residual"] += int(spikes[index, site].any(0).sum()) * gain.itemsize
+
+        steps, heads, context = shape.num_steps, shape.num_attention_heads, self.position + 1
+        q, k, v = (spikes[index, site] for site in "qkv")
+        self._key_sums[index] += k
+        bits = self._value_bits[index][:, :, :context]
+        bits[:, :, self.position] = v.reshape(steps, heads, -1).sum(-1)
+        # A coincidence needs both spikes: sum over keys first. The map selects value rows: sum their bits first.
+        activity.additions["coincidence"][index] = (q * self._key_sums[index]).sum(-1)
+        a = spikes[index, "a"].reshape(steps, heads, context)
+        activity.additions["av"][index] = (a * bits).sum((1, 2))
+        activity.sops["coincidence"][index] = totals[index, "q"] * context
+        activity.sops["av"][index] = totals[index, "a"] * shape.head_dim
+        row_bits = steps * shape.hidden_size
+        activity.bytes["kv_write"] += 2 * row_bits // 8
+        activity.bytes["kv_read"] += context * row_bits // 8 + int(totals[index, "a"].sum()) * shape.head_dim // 8
+
+
+def _count_host(activity: Activity, model: SpikeModel, active: int) -> None:
+    """Dense work outside the blocks. active: neurons of the last layer that spiked at all."""
+    shape, table = model.shape, model.embedding.table
+    d, width = shape.hidden_size, shape.word_embed_proj_dim
+    outputs = width if shape.factorised else shape.vocab_size
+    tail = shape.vocab_size * width if shape.factorised else 0
+    activity.macs["embed"] += width * d if shape.factorised else 0
+    activity.macs["head"] += d * outputs + tail
+    activity.macs["head_active"] += active * outputs + tail
+    activity.bytes["head"] += (active * outputs + tail) * table.itemsize
+    activity.bytes["embed"] += width * table.itemsize + d * model.embedding.position.itemsize
+    activity.bytes["embed"] += width * d * table.itemsize if shape.factorised else 0
