@@ -1,0 +1,132 @@
+"""Write a bundle: the model file, tokenizer, report, and the manifest that says where every array lies.
+
+Works from a `SpikeModel` alone, so that tests and tools need no checkpoint. The folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+
+from export.nir_graph import Location, Neuron, Profile, build_graph
+from neuro_sim.bundle import MANIFEST, array_specs
+from spikeopd import __version__
+from spikeopd.contracts import BUNDLE_SCHEMA, SpikeModel
+from spikeopd.errors import InputError
+from spikeopd.files import new_directory, sha256, write_json
+
+Target = Literal["nir", "lava"]
+
+
+@dataclass(frozen=True)
+class BundleOptions:
+    """What to write. The NIR options matter for `target="nir"` only."""
+
+    target: Target = "nir"
+    profile: Profile = "cell"
+    neuron: Neuron = "exact"
+    context: int = 1
+    tokenizer: Path | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)  # ids of bos, eos, pad where the model has them
+    source: Mapping[str, Any] = field(default_factory=dict)  # where the model came from
+
+
+def write_bundle(model: SpikeModel, output: Path | str, options: BundleOptions | None = None) -> Path:
+    """Write a bundle folder for `model`; the report is empty unless `bundle_draft` is used."""
+    with bundle_draft(model, output, options or BundleOptions()) as (folder, _):
+        write_json(folder / "report.json", {"schema": "spikeopd.export-report/1"})
+    return Path(output)
+
+
+@contextmanager
+def bundle_draft(
+    model: SpikeModel, output: Path | str, options: BundleOptions
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield (folder, manifest) of a bundle whose model file is written, before anyone can see it.
+
+    The body may check it, write report.json and extend the manifest; `seal` has already made it readable. The folder
+    becomes `output` when the body ends well.
+    """
+    output = Path(output)
+    if output.exists() and not (output / MANIFEST).is_file() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"--output {output}: exists and is not a bundle; choose another name or remove it")
+    with new_directory(output) as folder:
+        if options.target == "nir":
+            file, locations = _write_nir(model, folder, options)
+            details: dict[str, Any] = {
+                "nir": {"profile": options.profile, "neuron": options.neuron, "context": options.context}
+            }
+        else:
+            from export.lava_bundle import write_lava
+
+            file, locations = write_lava(model, folder)
+            details = {}
+        if options.tokenizer is not None:
+            shutil.copyfile(options.tokenizer, folder / "tokenizer.json")
+        manifest: dict[str, Any] = {
+            "schema": BUNDLE_SCHEMA,
+            "target": options.target,
+            **details,
+            "precision": model.precision,
+            "shape": model.shape.to_dict(),
+            "decay": int(model.decay) if model.precision == "int8" else float(np.float32(model.decay)),
+            "embedding_shift": int(model.embedding.shift),
+            "epsilon": float(model.head.epsilon),
+            "tokens": {name: int(value) for name, value in options.tokens.items()},
+            "source": {"spikeopd": __version__, **options.source},
+            "arrays": array_index(folder / file, locations, model),
+        }
+        seal(folder, manifest)
+        yield folder, manifest
+        seal(folder, manifest)
+
+
+def seal(folder: Path, manifest: dict[str, Any]) -> None:
+    """Hash the files and write the manifest."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+    manifest["files"] = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
+    }
+    write_json(folder / MANIFEST, manifest)
+
+
+def array_index(path: Path, locations: Mapping[str, Location], model: SpikeModel) -> dict[str, Any]:
+    """For each array of the model: file, offset, dtype, shape and strides of a plain view into the file."""
+    index = {}
+    with h5py.File(path, "r") as file:
+        for name, (_, shape) in array_specs(model.shape, model.precision).items():
+            location = locations[name]
+            dataset = file[location.path]
+            offset = dataset.id.get_offset()
+            if offset is None or dataset.chunks is not None:
+                raise AssertionError(f"{location.path} is not stored contiguously")
+            entry: dict[str, Any] = {
+                "file": path.name,
+                "path": location.path,
+                "offset": int(offset),
+                "dtype": dataset.dtype.name,
+                "shape": list(shape),
+            }
+            if location.transposed:
+                item = dataset.dtype.itemsize
+                entry["strides"] = [item, item * shape[0]]
+            if location.transform:
+                entry["transform"] = location.transform
+            index[name] = entry
+    return index
+
+
+def _write_nir(model: SpikeModel, folder: Path, options: BundleOptions) -> tuple[str, dict[str, Location]]:
+    import nir
+
+    built = build_graph(model, profile=options.profile, neuron=options.neuron, context=options.context)
+    # Uncompressed: weights hardly compress, and a reader can map them and check their size before it allocates.
+    nir.write(folder / "model.nir", built.graph, compression=None)
+    return "model.nir", built.locations

@@ -1,0 +1,391 @@
+r"""Read an exported bundle into a `SpikeModel`. numpy only: no torch, no NIR package, no HDF5 library.
+
+The manifest says where each array lies in the bundle's files, as a plain view: file, offset, dtype, shape, strides.
+So nothing has to parse a stranger's HDF5, every claim is checked against the size of the file before a byte is
+allocated, and NIR files and Lava bundles are read by the same few lines. docs/formats.md describes the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spikeopd.contracts import (
+    BUNDLE_SCHEMA,
+    COUNT_SHIFT,
+    DECAY_BITS,
+    EMBED_SITE,
+    LAYER_SITES,
+    MEMBRANE_MAX,
+    WEIGHT_SHIFT,
+    Embedding,
+    Head,
+    Layer,
+    ModelShape,
+    Precision,
+    Site,
+    SpikeModel,
+)
+from spikeopd.errors import InputError
+from spikeopd.files import sha256
+
+Array = NDArray[Any]
+Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
+
+MANIFEST = "manifest.json"
+MODEL_FILES = ("model.nir", "arrays.h5")
+BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json", "netx.h5")
+MANIFEST_LIMIT = 64 << 20  # bytes; a thousand layers need less
+SIZE_LIMIT = 1 << 24  # no dimension of a model is larger; keeps products far from overflow
+STEPS_LIMIT = 1 << 10
+
+PROJECTIONS = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o", "w_1": "f", "w_2": "y"}  # weight -> site it drives
+PROJECTION_SITES = tuple(PROJECTIONS.values())
+# How a stored value becomes the model's. NIR's Threshold fires at `>`, so its file holds the float32 just below the
+# threshold; NIR's Affine adds its bias to the sum of weights, so it counts in weight units.
+TRANSFORMS = ("next_above", "weight_units")
+
+
+def site_shift(site: str, precision: Precision) -> int:
+    """Left shift of a site's input: what one unit of its integer current counts in membrane units."""
+    if precision == "float32" or site in (EMBED_SITE, "x", "h"):
+        return 0
+    return COUNT_SHIFT if site in ("a", "r") else WEIGHT_SHIFT
+
+
+def array_specs(shape: ModelShape, precision: Precision) -> dict[str, Spec]:
+    """Every array of a deployable model by name, with its dtype and shape."""
+    d, ffn, heads, width = shape.hidden_size, shape.ffn_dim, shape.num_attention_heads, shape.word_embed_proj_dim
+    vocab, positions = shape.vocab_size, shape.max_position_embeddings
+    integer = precision == "int8"
+    narrow, half, word = ("int8", "int16", "int32") if integer else ("float32", "float32", "float32")
+    specs: dict[str, Spec] = {
+        "embedding.table": (narrow, (vocab, width)),
+        "embedding.row_scale": (word, (vocab,)),
+        "embedding.channel_gain": (word, (d,)),
+        "embedding.position": (half, (positions, d)),
+        "embed.threshold": (word, (d,)),
+        "head.row_scale": ("float64", (vocab,)),
+        "head.bias": ("float64", (vocab,)),
+    }
+    if shape.factorised:
+        specs["embedding.project_in"] = (narrow, (width, d))
+        specs["head.project_out"] = (narrow, (d, width))
+        specs["head.out_scale"] = ("float64", (width,))
+        specs["head.out_bias"] = ("float64", (width,))
+    else:
+        specs["head.gamma"] = (half, (d,))
+    fan = {"w_q": (d, d), "w_k": (d, d), "w_v": (d, d), "w_o": (d, d), "w_1": (d, ffn), "w_2": (ffn, d)}
+    for index in range(shape.num_hidden_layers):
+        for name, size in fan.items():
+            specs[f"layers.{index}.{name}"] = (narrow, size)
+        for name in ("gain_o", "gain_y"):
+            specs[f"layers.{index}.{name}"] = (word, (d,))
+        for site in LAYER_SITES:
+            count = heads if site == "a" else ffn if site == "f" else d
+            specs[f"layers.{index}.{site}.threshold"] = (word, (count,))
+            if site in PROJECTION_SITES:
+                specs[f"layers.{index}.{site}.bias"] = (word, (count,))
+    return specs
+
+
+def model_arrays(model: SpikeModel) -> dict[str, Array]:
+    """The arrays of a model under the names of `array_specs`; the inverse of `assemble`."""
+    embedding, head = model.embedding, model.head
+    named: dict[str, Array | None] = {
+        "embedding.table": embedding.table,
+        "embedding.row_scale": embedding.row_scale,
+        "embedding.channel_gain": embedding.channel_gain,
+        "embedding.position": embedding.position,
+        "embedding.project_in": embedding.project_in,
+        "embed.threshold": model.embed_site.threshold,
+        "head.row_scale": head.row_scale,
+        "head.bias": head.bias,
+        "head.gamma": head.gamma,
+        "head.project_out": head.project_out,
+        "head.out_scale": head.out_scale,
+        "head.out_bias": head.out_bias,
+    }
+    for index, layer in enumerate(model.layers):
+        for name in (*PROJECTIONS, "gain_o", "gain_y"):
+            named[f"layers.{index}.{name}"] = getattr(layer, name)
+        for site, values in layer.sites.items():
+            named[f"layers.{index}.{site}.threshold"] = values.threshold
+            if site in PROJECTION_SITES:
+                named[f"layers.{index}.{site}.bias"] = values.bias
+    specs = array_specs(model.shape, model.precision)
+    return {name: np.asarray(named[name], dtype=dtype).reshape(size) for name, (dtype, size) in specs.items()}
+
+
+def assemble(
+    shape: ModelShape,
+    precision: Precision,
+    decay: float,
+    embedding_shift: int,
+    epsilon: float,
+    arrays: Mapping[str, Array],
+) -> SpikeModel:
+    """Arrays under the names of `array_specs` to the model."""
+
+    def site(prefix: str, name: str) -> Site:
+        threshold = arrays[f"{prefix}.threshold"]
+        bias = arrays.get(f"{prefix}.bias", np.zeros_like(threshold))
+        return Site(threshold, bias, site_shift(name, precision))
+
+    def layer(index: int) -> Layer:
+        values = {name: arrays[f"layers.{index}.{name}"] for name in (*PROJECTIONS, "gain_o", "gain_y")}
+        return Layer(**values, sites={name: site(f"layers.{index}.{name}", name) for name in LAYER_SITES})
+
+    return SpikeModel(
+        shape=shape,
+        precision=precision,
+        decay=decay,
+        embedding=Embedding(
+            table=arrays["embedding.table"],
+            row_scale=arrays["embedding.row_scale"],
+            channel_gain=arrays["embedding.channel_gain"],
+            shift=embedding_shift,
+            position=arrays["embedding.position"],
+            project_in=arrays.get("embedding.project_in"),
+        ),
+        embed_site=site(EMBED_SITE, EMBED_SITE),
+        layers=tuple(layer(index) for index in range(shape.num_hidden_layers)),
+        head=Head(
+            row_scale=arrays["head.row_scale"],
+            bias=arrays["head.bias"],
+            epsilon=epsilon,
+            gamma=arrays.get("head.gamma"),
+            project_out=arrays.get("head.project_out"),
+            out_scale=arrays.get("head.out_scale"),
+            out_bias=arrays.get("head.out_bias"),
+        ),
+    )
+
+
+# --- manifest --------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(path: Path | str) -> dict[str, Any]:
+    """The checked manifest of a bundle folder. Array entries are checked by `load_bundle`, which needs the files."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise InputError(
+            f"bundle {folder}: no such folder; make one with `spikeopd-export CHECKPOINT --output {folder}`"
+        )
+    file = folder / MANIFEST
+    size = _regular_size(file)
+    if size > MANIFEST_LIMIT:
+        raise InputError(f"{file}: {size} bytes is too large for a manifest")
+    try:
+        manifest = json.loads(file.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not valid JSON ({_short(error)}); export the bundle again") from None
+    if not isinstance(manifest, dict):
+        raise _wrong(file, "manifest", "a JSON object", manifest)
+    _check_schema(file, manifest.get("schema"))
+    if manifest.get("precision") not in ("int8", "float32"):
+        raise _wrong(file, "precision", "'int8' or 'float32'", manifest.get("precision"))
+    _check_shape(file, manifest.get("shape"))
+    _check_numbers(file, manifest)
+    for name in ("files", "arrays"):
+        if not isinstance(manifest.get(name), dict):
+            raise _wrong(file, name, "an object", manifest.get(name))
+    for name, entry in manifest["files"].items():
+        if name not in BUNDLE_FILES:
+            raise _wrong(file, "files", f"names among {', '.join(BUNDLE_FILES)}", name)
+        digest = entry.get("sha256") if isinstance(entry, dict) else None
+        if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise _wrong(file, f"files.{name}.sha256", "64 hexadecimal digits", digest)
+    return manifest
+
+
+def manifest_shape(manifest: Mapping[str, Any]) -> ModelShape:
+    """The model shape of a manifest that `read_manifest` returned."""
+    return ModelShape(**{name: manifest["shape"][name] for name in ModelShape.__dataclass_fields__})
+
+
+def _check_schema(file: Path, schema: Any) -> None:
+    name, _, version = BUNDLE_SCHEMA.partition("/")
+    if schema == BUNDLE_SCHEMA:
+        return
+    if isinstance(schema, str) and re.fullmatch(rf"{re.escape(name)}/\d{{1,9}}", schema):
+        raise InputError(
+            f"{file}: field 'schema' is '{schema}', this version reads up to '{BUNDLE_SCHEMA}'; update spikeopd"
+        )
+    raise _wrong(file, "schema", f"'{BUNDLE_SCHEMA}'", schema)
+
+
+def _check_shape(file: Path, shape: Any) -> None:
+    if not isinstance(shape, dict):
+        raise _wrong(file, "shape", "an object", shape)
+    for name in ModelShape.__dataclass_fields__:
+        limit = STEPS_LIMIT if name == "num_steps" else SIZE_LIMIT
+        value = shape.get(name)
+        if type(value) is not int or not 1 <= value <= limit:
+            raise _wrong(file, f"shape.{name}", f"an integer from 1 to {limit}", value)
+    if shape["hidden_size"] % shape["num_attention_heads"]:
+        raise _wrong(file, "shape.num_attention_heads", "a divisor of hidden_size", shape["num_attention_heads"])
+
+
+def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
+    decay, epsilon, shift = manifest.get("decay"), manifest.get("epsilon"), manifest.get("embedding_shift")
+    if manifest["precision"] == "int8":
+        if type(decay) is not int or not 0 <= decay <= 1 << DECAY_BITS:
+            raise _wrong(file, "decay", f"an integer from 0 to {1 << DECAY_BITS}", decay)
+        if type(shift) is not int or not 0 <= shift <= 62:
+            raise _wrong(file, "embedding_shift", "an integer from 0 to 62", shift)
+    else:
+        if type(decay) not in (int, float) or not 0 <= decay <= 1:  # type: ignore[operator]
+            raise _wrong(file, "decay", "a number from 0 to 1", decay)
+        if type(shift) is not int or shift != 0:
+            raise _wrong(file, "embedding_shift", "0 in float32", shift)
+    if type(epsilon) is not float or not 0 < epsilon < 1:
+        raise _wrong(file, "epsilon", "a number between 0 and 1", epsilon)
+
+
+# --- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def load_bundle(path: Path | str, *, check_hashes: bool = True) -> SpikeModel:
+    """Read a bundle of either profile. Anything wrong with it is an `InputError` that names the field."""
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    shape, precision = manifest_shape(manifest), manifest["precision"]
+    sizes = _check_files(folder, manifest["files"], check_hashes)
+    entries = manifest["arrays"]
+    # Count before the names are spelt out: a claimed million layers must not cost a million strings.
+    if shape.num_hidden_layers > len(entries):
+        raise _wrong(
+            folder / MANIFEST, "shape.num_hidden_layers", "layers that `arrays` lists", shape.num_hidden_layers
+        )
+    specs = array_specs(shape, precision)
+    views = {name: _check_entry(folder, name, entries.get(name), spec, sizes) for name, spec in specs.items()}
+    total = sum(_bytes(view) for view in views.values())
+    if total > sum(sizes.values()):
+        raise InputError(
+            f"{folder / MANIFEST}: field 'arrays' claims {total} bytes, the files hold {sum(sizes.values())}"
+        )
+    with ExitStack() as stack:
+        maps = {name: _map(stack, folder / name) for name in {view["file"] for view in views.values()}}
+        arrays = {name: _read(folder, name, views[name], specs[name], maps, precision) for name in specs}
+    return assemble(shape, precision, manifest["decay"], manifest["embedding_shift"], manifest["epsilon"], arrays)
+
+
+def _check_files(folder: Path, files: Mapping[str, Any], check_hashes: bool) -> dict[str, int]:
+    sizes = {}
+    for name, entry in files.items():
+        size = _regular_size(folder / name)
+        if entry.get("bytes") != size:
+            raise InputError(
+                f"{folder / name}: {size} bytes, but the manifest says {_short(repr(entry.get('bytes')))}; "
+                "the file is truncated or was changed"
+            )
+        if check_hashes and sha256(folder / name) != entry["sha256"]:
+            raise InputError(f"{folder / name}: sha256 differs from the manifest; the file is damaged or was changed")
+        if name in MODEL_FILES:
+            sizes[name] = size
+    return sizes
+
+
+def _check_entry(folder: Path, name: str, entry: Any, spec: Spec, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Check one view against the model's spec and the file's size; nothing is allocated here."""
+    file, where = folder / MANIFEST, f"arrays.{name}"
+    if not isinstance(entry, dict):
+        raise InputError(f"{file}: field '{where}' is missing; the model needs this array")
+    if entry.get("file") not in sizes:
+        raise _wrong(file, f"{where}.file", "a model file of this bundle", entry.get("file"))
+    transform = entry.get("transform", "")
+    if transform not in ("", *TRANSFORMS):
+        raise _wrong(file, f"{where}.transform", f"one of {', '.join(TRANSFORMS)}", transform)
+    dtype = "float32" if transform else spec[0]
+    if entry.get("dtype") != dtype:
+        raise _wrong(file, f"{where}.dtype", f"'{dtype}'", entry.get("dtype"))
+    if entry.get("shape") != list(spec[1]) or any(type(n) is not int for n in entry["shape"]):
+        raise _wrong(file, f"{where}.shape", str(list(spec[1])), entry.get("shape"))
+    item, limit = np.dtype(dtype).itemsize, sizes[entry["file"]]
+    strides = entry.get("strides", _c_strides(spec[1], item))
+    if not _is_counts(strides) or len(strides) != len(spec[1]):
+        raise _wrong(file, f"{where}.strides", f"{len(spec[1])} byte counts", strides)
+    offset = entry.get("offset")
+    if not _is_counts([offset]):
+        raise _wrong(file, f"{where}.offset", "a byte count", offset)
+    end = offset + sum((n - 1) * step for n, step in zip(spec[1], strides, strict=True)) + item
+    if end > limit or math.prod(spec[1]) * item > limit:
+        raise InputError(f"{file}: field '{where}' reaches byte {end} of {entry['file']}, which has {limit}")
+    return {**entry, "strides": strides, "transform": transform, "dtype": dtype}
+
+
+def _read(
+    folder: Path, name: str, view: Mapping[str, Any], spec: Spec, maps: Mapping[str, mmap.mmap], precision: Precision
+) -> Array:
+    stored = np.ndarray(
+        spec[1], np.dtype(view["dtype"]).newbyteorder("<"), maps[view["file"]], view["offset"], view["strides"]
+    )
+    values = np.array(stored, dtype=view["dtype"], order="C")
+    del stored  # an error below must not keep the file mapped
+    where = f"{folder / MANIFEST}: field 'arrays.{name}'"
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise InputError(f"{where} holds values that are not finite; export the bundle again")
+    if view["transform"]:
+        values = _transform(values, view["transform"], precision)
+    if values.dtype.kind == "f" and spec[0] == "int32":
+        if (np.abs(values) > np.float32(1 << 30)).any() or (values != np.rint(values)).any():
+            raise InputError(f"{where} holds values that are not integers of 32 bits")
+        values = values.astype(np.int32)
+    if name.endswith(".threshold") and ((values <= 0).any() or (precision == "int8" and (values > MEMBRANE_MAX).any())):
+        raise InputError(f"{where} holds thresholds outside the positive membrane range")
+    return values
+
+
+def _transform(values: Array, transform: str, precision: Precision) -> Array:
+    if transform == "weight_units":
+        return np.asarray(values * np.float32(1 << WEIGHT_SHIFT if precision == "int8" else 1))
+    # The float32 above the stored one; for integers, whose neighbours are further apart, the next integer.
+    return np.ceil(values) if precision == "int8" else np.nextafter(values, np.float32(np.inf))
+
+
+def _map(stack: ExitStack, path: Path) -> mmap.mmap:
+    with open(path, "rb") as handle:
+        return stack.enter_context(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _bytes(view: Mapping[str, Any]) -> int:
+    return int(math.prod(view["shape"]) * np.dtype(view["dtype"]).itemsize)
+
+
+def _c_strides(shape: tuple[int, ...], item: int) -> list[int]:
+    return [item * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _is_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
+
+
+def _regular_size(path: Path) -> int:
+    """Size of a regular file; a pipe or a device would block or never end."""
+    try:
+        info = path.stat()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({_short(error)}); the bundle is incomplete") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise InputError(f"{path}: not a regular file")
+    return info.st_size
+
+
+def _wrong(file: Path, field: str, expected: str, value: Any) -> InputError:
+    return InputError(f"{file}: field '{field}' should be {expected}, found {_short(repr(value))}")
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
