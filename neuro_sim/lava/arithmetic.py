@@ -19,7 +19,7 @@ EXACT_FLOAT32_FAN_IN = (1 << 24) // 128
 
 
 def step_fixed(v: Array, s: Array, current: Array, threshold: Array, bias: Array | int, shift: int, decay: int) -> int:
-    """One step of the 24-bit neuron: v (int64) and s (bool) become the new ones; returns how many membranes saturated."""
+    """One step of the 24-bit neuron: v (int64) and s (bool) become the new ones. Returns the number of saturations."""
     wide = np.abs(v)
     wide *= decay
     wide >>= DECAY_BITS

@@ -44,7 +44,7 @@ class LavaDecoder:
         from lava.magma.core.run_configs import Loihi2SimCfg
 
         from neuro_sim.lava import runtime
-        from neuro_sim.lava.processes.language_model import SpikingDecoder
+        from neuro_sim.lava.processes.network import SpikingDecoder
 
         self.model = model if precision == "fixed" else float_twin(model)
         self.trace = trace
@@ -56,7 +56,9 @@ class LavaDecoder:
             self._runtime = runtime.start(self.network, config, timeout)
         self._injector, self._readout = self.network.procs.injector, self.network.procs.readout
         embed = self.network.procs.s_embed
-        self._reports = [(-1, (EMBED_SITE,), embed.report, embed.proc_params["layout"])]
+        self._reports: list[tuple[int, tuple[str, ...], Any, Any]] = [
+            (-1, (EMBED_SITE,), embed.report, embed.proc_params["layout"])
+        ]
         for index, block in enumerate(self.network.blocks()):
             self._reports += [(index, *report) for report in block.site_reports()]
 

@@ -56,6 +56,10 @@ class LavaRunError(SpikeOPDError):
 class WatchedRuntime(Runtime):
     """Runs an executable that Lava compiled. timeout: seconds one call (a run, a Var access) may take."""
 
+    service_to_runtime: list[Any]
+    _is_started: bool
+    _is_running: bool
+
     def __init__(self, executable: Executable, timeout: float = 60.0) -> None:
         super().__init__(executable, ActorType.MultiProcessing)
         self.timeout = timeout

@@ -1,4 +1,4 @@
-"""SpikingAttention: coincidences of query and cached key spikes, the map S_A, and the sum of cached value spikes S_AV."""
+"""SpikingAttention: coincidences of query and cached key spikes, the map S_A, the sum of cached value spikes S_AV."""
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SubtractiveLIF: the neuron of the model. Lava's own LIF resets to zero and fires at v > vth, so it cannot stand in."""
+"""SubtractiveLIF: the neuron of the model. Lava's LIF resets to zero and fires at v > vth, so it cannot stand in."""
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
 from __future__ import annotations

@@ -170,7 +170,7 @@ class _FusedModel(TokenModel):
             site: (group.threshold.astype(self.membrane), group.bias.astype(self.membrane), group.shift)
             for site, group in layer.sites.items()
         }
-        sizes = {site: (shape.site_size(site, self._capacity - 1),) for site in LAYER_SITES}
+        sizes: dict[str, tuple[int, ...]] = {site: (shape.site_size(site, self._capacity - 1),) for site in LAYER_SITES}
         sizes["a"] = (self._heads, self._capacity)
         threshold, _, shift = self._sites["a"]
         self._sites["a"] = (threshold.reshape(-1, 1), np.zeros((1, 1), self.membrane), shift)
