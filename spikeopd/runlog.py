@@ -1,0 +1,375 @@
+"""The folder of a run: what was asked (config.yaml), where it ran (env.json), what happened (metrics.jsonl), what came
+out (summary.json); and the progress of it on the terminal.
+
+metrics.jsonl has one object per logged update: `stage`, `update`, `time` (seconds since this process began) and keys
+such as `stage2/loss`. It is flushed line by line: a killed run leaves at most a torn last line, which readers skip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import spikeopd
+from spikeopd.errors import BackendMissing, InputError
+from spikeopd.files import write_json, write_text
+
+SCHEMA_VERSION = 1
+SECONDS_BETWEEN_LINES = 30.0
+PACKAGES = (
+    "spikeopd", "numpy", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "datasets", "pyyaml",
+)  # fmt: skip
+
+
+class RunLog:
+    """Writes a run folder. active=False (every process but the first) makes each method do nothing."""
+
+    def __init__(
+        self, folder: Path | str, *, active: bool = True, quiet: bool = False, tensorboard: bool = False
+    ) -> None:
+        self.folder = Path(folder)
+        self.active = active
+        self.quiet = quiet
+        self._began = time.monotonic()
+        self._metrics: IO[str] | None = None
+        self._events = TensorBoardReader(self.folder / "tensorboard") if tensorboard and active else None
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def config_path(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def start(self, config_yaml: str, environment: Mapping[str, Any], *, resume: bool = False) -> None:
+        """Begin or continue a run; refuse to overwrite one, and to continue where there is none."""
+        exists = self.config_path.is_file()
+        if exists and not resume:
+            raise InputError(f"{self.folder} already holds a run; continue it with --resume, or give another --output")
+        if resume and not exists:
+            raise InputError(f"{self.folder} holds no run to resume (no config.yaml); leave --resume out to begin one")
+        if not self.active:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / "env.json"
+            record = _read_json(path) if resume and path.is_file() else {}
+            if record:
+                record.setdefault("resumed", []).append(dict(environment))
+            write_json(path, record or dict(environment))
+            write_text(self.config_path, config_yaml)  # last: it marks the folder as a run
+        except OSError as error:
+            raise InputError(
+                f"{self.folder}: cannot be written ({error.strerror or error}); give another --output"
+            ) from error
+
+    def metrics(self, stage: str, update: int, values: Mapping[str, Any]) -> None:
+        """Append one line; names get the stage in front (`loss` -> `stage2/loss`). NaN and infinity become null."""
+        if not self.active:
+            return
+        line = {"stage": stage, "update": update, "time": round(time.monotonic() - self._began, 3)}
+        line |= {name if "/" in name else f"{stage}/{name}": _plain(value) for name, value in values.items()}
+        if self._metrics is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(self.metrics_path)
+            self._metrics = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 - kept open for the run
+        self._metrics.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
+        self._metrics.flush()
+        if self._events:
+            self._events.feed(line)
+
+    def truncate(self, stage: str, update: int) -> None:
+        """Forget what was logged after `update` of `stage`, as a resume from that checkpoint will log it again."""
+        if not self.active or not self.metrics_path.is_file():
+            return
+        self._close_metrics()
+        lines = read_metrics(self.metrics_path)
+        later = (n for n, line in enumerate(lines) if line.get("stage") == stage and line.get("update", 0) > update)
+        kept = lines[: next(later, len(lines))]
+        write_text(self.metrics_path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        if self._events:
+            self._events.rebuild(kept)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        if self.active:
+            write_json(self.folder / "summary.json", {"schema_version": SCHEMA_VERSION, **_plain(dict(values))})
+
+    def note(self, message: str) -> None:
+        """A line on stderr, above the progress bar if there is one."""
+        if self.active and not self.quiet:
+            _console().print(message, markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, name: str, total: int, done: int = 0) -> Iterator[Progress]:
+        """Progress over `total` updates of which `done` are behind: a bar on a terminal, else a line every 30 s."""
+        if not self.active or self.quiet:
+            yield Progress(name, total, done)
+        elif sys.stderr.isatty():
+            with _Bar(name, total, done) as bar:
+                yield bar
+        else:
+            lines = _Lines(name, total, done, sys.stderr)
+            yield lines
+            lines.finish()
+
+    def close(self) -> None:
+        self._close_metrics()
+        if self._events:
+            self._events.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+
+# --- reading back ----------------------------------------------------------------------------------------------------
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """Every line of a metrics.jsonl (or of the run folder that holds one); a torn last line is left out."""
+    path = Path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; give a run folder or its metrics.jsonl") from error
+    complete = text[: text.rfind("\n") + 1]
+    lines = []
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            lines.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}:{number}: not a JSON object; the file was damaged, remove this line") from error
+    return lines
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut what a killed process left behind the last line end, so that the next line starts fresh."""
+    if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        return {}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's; what JSON cannot say (NaN, infinity) as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if hasattr(value, "tolist"):  # numpy and torch scalars and arrays
+        return _plain(value.tolist())
+    return float(value) if math.isfinite(value) else None
+
+
+# --- where a run happens ---------------------------------------------------------------------------------------------
+
+
+def environment(*, device: str, seeds: Mapping[str, int], argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """What is needed to understand a result later: versions, commit, machine, seeds and the command."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "argv": list(sys.argv if argv is None else argv),
+        "device": device,
+        "seeds": dict(seeds),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        **_git(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return spikeopd.__version__ if name == "spikeopd" else None
+
+
+def _git() -> dict[str, Any]:
+    """Commit of the source tree this package runs from, or None when it was installed from a wheel."""
+
+    def run(*arguments: str) -> str | None:
+        try:
+            command = ["git", "-C", str(Path(__file__).parent), *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # An environment inside another project's repository must not be taken for ours.
+    if run("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return {"git_commit": None, "git_dirty": None}
+    status = run("status", "--porcelain", "--untracked-files=no")
+    return {"git_commit": run("rev-parse", "HEAD"), "git_dirty": None if status is None else bool(status)}
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Counts updates and shows nothing; the others show."""
+
+    def __init__(self, name: str, total: int, done: int) -> None:
+        self.name, self.total, self.done = name, total, done
+
+    def advance(self, **values: float) -> None:
+        """One more update is done; `values` (loss, perplexity …) stand beside it."""
+        self.done += 1
+
+
+class _Lines(Progress):
+    """A line at the start, every 30 seconds and at the end."""
+
+    def __init__(self, name: str, total: int, done: int, stream: IO[str]) -> None:
+        super().__init__(name, total, done)
+        self._stream, self._first = stream, done
+        self._values: Mapping[str, float] = {}
+        self._began = self._last = time.monotonic()
+        self._write(f"{name}: update {done} of {total}")
+
+    def advance(self, **values: float) -> None:
+        super().advance(**values)
+        self._values = values
+        now = time.monotonic()
+        if now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            rate = (self.done - self._first) / (now - self._began)
+            self._write(f"{self._state()}, {_clock((self.total - self.done) / rate)} left")
+
+    def finish(self) -> None:
+        self._write(f"{self._state()}, took {_clock(time.monotonic() - self._began)}")
+
+    def _state(self) -> str:
+        return ", ".join([f"{self.name}: update {self.done} of {self.total}", *_words(self._values)])
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class _Bar(Progress):
+    """A rich progress bar with time left."""
+
+    def __init__(self, name: str, total: int, done: int) -> None:
+        super().__init__(name, total, done)
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[values]}", markup=False),
+            console=_console(),
+        )
+        self._task = self._bar.add_task(name, total=total, completed=done, values="")
+
+    def advance(self, **values: float) -> None:
+        super().advance(**values)
+        self._bar.update(self._task, advance=1, values=", ".join(_words(values)))
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _words(values: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in values.items()]
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+@lru_cache(maxsize=1)
+def _console_of(stream: IO[str]) -> Any:
+    from rich.console import Console
+
+    return Console(file=stream)
+
+
+def _console() -> Any:
+    """One console for stderr, so that notes appear above the bar instead of through it."""
+    return _console_of(sys.stderr)
+
+
+# --- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+class TensorBoardReader:
+    """Turns lines of metrics.jsonl into TensorBoard events, while a run goes on or afterwards.
+
+    `TensorBoardReader(folder).rebuild(read_metrics(run))` makes the events of a finished run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer: Any = None
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise BackendMissing("train.tensorboard needs TensorBoard: pip install tensorboard") from error
+        self._event, self._summary, self._open = event_pb2.Event, summary_pb2.Summary, EventFileWriter
+
+    def feed(self, line: Mapping[str, Any]) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in line.items()
+            if "/" in name and isinstance(value, (int, float))
+        ]
+        if self._writer is None:
+            self._writer = self._open(str(self.folder))
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(step=line["update"], wall_time=time.time(), summary=summary))
+
+    def rebuild(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the events: TensorBoard would show those of forgotten updates beside the new ones."""
+        self.close()
+        for old in self.folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        for line in lines:
+            self.feed(line)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
