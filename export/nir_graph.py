@@ -35,8 +35,8 @@ HOST_ARRAYS = ("embedding.", "head.")
 
 CELL_WARNING = (
     "This file holds the attention cell of ONE query-key pair, with query, key and value of the same token. Executed "
-    "as it stands it computes self-attention of single tokens, not the model. Replicate the nodes marked 'pair' for every "
-    "causal pair (i, j), j <= i, as 'replicate' says, or export the profile 'unrolled'."
+    "as it stands it computes self-attention of single tokens, not the model. Replicate the nodes marked 'pair' for "
+    "every causal pair (i, j), j <= i, as 'replicate' says, or export the profile 'unrolled'."
 )
 REPLICATE = (
     "The query spikes come from token i, the key and value spikes from token j at the same step; the attention map "

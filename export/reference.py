@@ -1,0 +1,149 @@
+"""The deployable model in torch, whole sequences at once: a second, independent writing of its definition.
+
+Written against `spikeopd.contracts`, not against `neuro_sim.dense`: there one token at a time in numpy, here every
+token of a sequence in one pass, so that agreement of the two means something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikeopd.contracts import (
+    DECAY_BITS,
+    EMBED_SITE,
+    MEMBRANE_MAX,
+    MEMBRANE_MIN,
+    Layer,
+    Site,
+    SpikeModel,
+    SpikeTrace,
+    head_logits,
+)
+from spikeopd.errors import InputError
+
+
+class TorchReference:
+    """`logits, trace = TorchReference(model).run(tokens)`."""
+
+    def __init__(self, model: SpikeModel) -> None:
+        self.model = model
+        self.integer = model.precision == "int8"
+        head = model.head
+        if head.project_out is not None:
+            self._rows = torch.from_numpy(head.project_out).double()  # [d, w]
+        else:
+            # gamma * table is exact in float64 and in one pass a good deal faster than in integers.
+            self._rows = torch.from_numpy(head.gamma).double()[:, None] * torch.from_numpy(model.embedding.table.T)
+        self._sums = self._rows.sum(0).numpy()
+
+    @torch.no_grad()
+    def run(self, tokens: Sequence[int], *, trace: bool = True, logits: bool = True) -> tuple[np.ndarray, SpikeTrace]:
+        """Logits [token, vocab] (float64) and the spikes of all sites. Empty arrays where not asked for."""
+        shape = self.model.shape
+        if not tokens or min(tokens) < 0 or max(tokens) >= shape.vocab_size:
+            raise InputError(f"tokens must be 0 to {shape.vocab_size - 1} and at least one")
+        if len(tokens) > shape.max_position_embeddings:
+            raise InputError(f"{len(tokens)} tokens do not fit the context of {shape.max_position_embeddings}")
+        record = SpikeTrace(tokens=list(tokens)) if trace else None
+        h = self._embed(torch.tensor(list(tokens))).expand(shape.num_steps, -1, -1)
+        x = self._fire(-1, EMBED_SITE, h, record)
+        for index, layer in enumerate(self.model.layers):
+            x, h = self._block(index, layer, x, h, record)
+        out = self._head(x) if logits else np.zeros((0, shape.vocab_size))
+        return out, record if record is not None else SpikeTrace()
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[token, d] in residual units."""
+        e = self.model.embedding
+        rows = torch.from_numpy(e.table)[tokens]
+        gain, position = torch.from_numpy(e.channel_gain), torch.from_numpy(e.position[: len(tokens)])
+        if not self.integer:
+            return (rows if e.project_in is None else rows @ torch.from_numpy(e.project_in)) * gain + position
+        wide = rows.long()
+        if e.project_in is not None:
+            wide = wide @ torch.from_numpy(e.project_in).long()
+        scaled = wide * torch.from_numpy(e.row_scale)[tokens, None].long() * gain.long()
+        return torch.div(scaled + (2**e.shift // 2), 2**e.shift, rounding_mode="floor") + position.long()
+
+    def _block(
+        self, index: int, layer: Layer, x: Tensor, h: Tensor, record: SpikeTrace | None
+    ) -> tuple[Tensor, Tensor]:
+        heads = self.model.shape.num_attention_heads
+
+        def project(site: str, spikes: Tensor, weight: np.ndarray) -> Tensor:
+            return self._fire(index, site, self._sum(spikes, weight), record)
+
+        def split(spikes: Tensor) -> Tensor:
+            """[time, token, d] -> [time, head, token, d_h]"""
+            return spikes.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        q, k, v = project("q", x, layer.w_q), project("k", x, layer.w_k), project("v", x, layer.w_v)
+        causal = torch.ones(x.shape[1], x.shape[1]).tril()
+        # Counts of coincidences are small integers: exact in float32.
+        counts = (split(q).float() @ split(k).float().transpose(-1, -2)) * causal
+        a = self._fire(index, "a", counts, record).float() * causal
+        z = (a @ split(v).float()).transpose(1, 2).flatten(-2)
+        r = self._fire(index, "r", z, record)
+        o = project("o", r, layer.w_o)
+        h = h + o * torch.from_numpy(layer.gain_o)
+        f = project("f", self._fire(index, "x", h, record), layer.w_1)
+        y = project("y", f, layer.w_2)
+        h = h + y * torch.from_numpy(layer.gain_y)
+        return self._fire(index, "h", h, record), h
+
+    def _sum(self, spikes: Tensor, weight: np.ndarray) -> Tensor:
+        """Sum of the weights whose input spiked. Integer sums below 2**24 are exact in float32, in any order."""
+        rows = torch.from_numpy(weight)
+        if not self.integer or 128 * weight.shape[0] < 1 << 24:
+            return spikes.float() @ rows.float()
+        return spikes.long() @ rows.long()
+
+    def _fire(self, layer: int, name: str, current: Tensor, record: SpikeTrace | None) -> Tensor:
+        """bool spikes of all steps; current [time, token, n], or [time, head, query, key] for the attention map."""
+        site = self.model.site(layer, name)
+        threshold, bias = torch.from_numpy(site.threshold), torch.from_numpy(site.bias)
+        if name == "a":
+            threshold, bias = threshold[:, None, None], bias[:, None, None]
+        fire = self._integer_steps if self.integer else self._float_steps
+        spikes = fire(current, threshold, bias, site)
+        if record is not None:
+            for token in range(current.shape[-2] if name == "a" else current.shape[1]):
+                if name == "a":
+                    record.add(layer, name, spikes[:, :, token, : token + 1].flatten(1).numpy())
+                else:
+                    record.add(layer, name, spikes[:, token].numpy())
+        return spikes
+
+    def _integer_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, site: Site) -> Tensor:
+        drive = (current.long() << site.shift) + bias.long()
+        threshold = threshold.long()
+        v = torch.zeros_like(drive[0])
+        spikes = torch.zeros(drive.shape, dtype=torch.bool)
+        previous = spikes[0]
+        for step in range(len(drive)):
+            # Truncating the magnitude is rounding towards zero.
+            decayed = torch.div(v * int(self.model.decay), 1 << DECAY_BITS, rounding_mode="trunc")
+            v = (decayed + drive[step] - threshold * previous).clamp(MEMBRANE_MIN, MEMBRANE_MAX)
+            previous = v >= threshold
+            spikes[step] = previous
+        return spikes
+
+    def _float_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, site: Site) -> Tensor:
+        v = torch.zeros_like(current[0])
+        spikes = torch.zeros(current.shape, dtype=torch.bool)
+        previous = spikes[0]
+        for step in range(len(current)):
+            v = self.model.decay * v + (current[step] + bias) - threshold * previous
+            previous = v >= threshold
+            spikes[step] = previous
+        return spikes
+
+    def _head(self, x: Tensor) -> np.ndarray:
+        counts = x.sum(0)
+        accumulated = (counts.double() @ self._rows).numpy()
+        pairs = zip(counts.numpy(), accumulated, strict=True)
+        return np.stack([head_logits(self.model, n, acc, self._sums) for n, acc in pairs])
