@@ -69,6 +69,7 @@ class LavaDecoder:
 
     def reset(self) -> None:
         """Forget the sequence."""
+        self._runtime.check_open()
         if self.position:
             for block in self.network.blocks():
                 block.position.set(np.zeros(1))
@@ -83,6 +84,7 @@ class LavaDecoder:
             raise InputError(f"token {token} is outside the vocabulary of {shape.vocab_size}")
         if self.position >= shape.max_position_embeddings:
             raise InputError(f"the context is full: {self.position} tokens is this model's limit")
+        self._runtime.check_open()
         self._injector.send(self.model.embedding.current(token, self.position))
         self._runtime.start(RunSteps(num_steps=shape.num_steps))
         spikes, saturations = self._read_reports()

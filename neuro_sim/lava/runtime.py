@@ -10,6 +10,7 @@ deadlock makes `run` hang, and then `stop` too. `WatchedRuntime` is Lava's Runti
 """
 
 # mypy: allow-subclassing-any
+# ruff: noqa: E402
 from __future__ import annotations
 
 import contextlib
@@ -25,6 +26,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from neuro_sim.lava.compat import fork_start_method, quiet_logging, require_lava
+from spikeopd.errors import SpikeOPDError
+
+require_lava()
+
 from lava.magma.compiler.executable import Executable
 from lava.magma.core.process.message_interface_enum import ActorType
 from lava.magma.core.process.process import AbstractProcess, ProcessServer
@@ -33,9 +39,6 @@ from lava.magma.core.run_configs import RunConfig
 from lava.magma.runtime.message_infrastructure.multiprocessing import MultiProcessing, SystemProcess
 from lava.magma.runtime.mgmt_token_enums import MGMT_COMMAND, MGMT_RESPONSE, enum_equal
 from lava.magma.runtime.runtime import Runtime
-
-from neuro_sim.lava.compat import fork_start_method, quiet_logging
-from spikeopd.errors import SpikeOPDError
 
 _LOOK_EVERY = 0.05  # seconds between two looks at the processes while waiting
 _STOP_PATIENCE = 5.0  # seconds that processes in good health get to stop by themselves
@@ -90,11 +93,7 @@ class WatchedRuntime(Runtime):
             raise
 
     def _await_built(self, name: str, queue: Any) -> None:
-        def told() -> bool:
-            time.sleep(0 if not queue.empty() else 0.001)
-            return not queue.empty()
-
-        self.wait_until(told, f"{name} to be built")
+        self.wait_until(lambda: not queue.empty(), f"{name} to be built")
         if (error := queue.get()) is not None:
             message = f"Lava process {name} could not be built: {type(error).__name__}: {error}"
             raise LavaRunError(message, name, getattr(error, "trace", "")) from error
@@ -106,11 +105,11 @@ class WatchedRuntime(Runtime):
             self.check()
             if time.monotonic() > deadline:
                 raise self._hang(purpose)
+            time.sleep(0.001)
 
     def check(self) -> None:
         """Raise LavaRunError if a process has failed or died."""
-        if self._ended:
-            raise LavaRunError("the Lava runtime has been stopped", "")
+        self.check_open()
         for name, actor in zip(self._names, self._messaging_infrastructure.actors, strict=False):
             if failure := actor.exception:
                 error, trace = failure
@@ -118,6 +117,11 @@ class WatchedRuntime(Runtime):
                 raise LavaRunError(f"Lava process {name} failed: {what}", name, trace) from error
             if not actor.is_alive():
                 raise LavaRunError(f"Lava process {name} ended unexpectedly (exit code {actor.exitcode})", name)
+
+    def check_open(self) -> None:
+        """Raise LavaRunError if the runtime has been stopped, by the user or by an error."""
+        if self._ended:
+            raise LavaRunError("the Lava runtime has been stopped; build a new one", "")
 
     def stop(self) -> None:
         """End all processes and free everything. In good health they are asked to stop; otherwise they are killed."""

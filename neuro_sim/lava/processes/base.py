@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+def spikes(port: Any) -> Array:
+    """Receive spikes as bool. Lava's `recv` keeps the sender's type, and stock processes send spikes as numbers."""
+    return np.asarray(port.recv(), dtype=bool)
+
+
 class TokenModel(PyLoihiProcessModel):
     """A model that lives in tokens of `num_steps` Lava time steps; with num_steps = 0 time never starts again.
 

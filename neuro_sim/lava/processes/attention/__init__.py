@@ -17,7 +17,7 @@ from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
 from neuro_sim.lava.arithmetic import coincidences, step_fixed, step_float, weighted_values
-from neuro_sim.lava.processes.base import Array, TokenModel
+from neuro_sim.lava.processes.base import Array, TokenModel, spikes
 from neuro_sim.lava.report import ReportLayout
 
 
@@ -86,7 +86,7 @@ class _AttentionModel(TokenModel):
     step: Callable[..., int]
 
     def run_spk(self) -> None:
-        q, k, v = self.q_in.recv(), self.k_in.recv(), self.v_in.recv()
+        q, k, v = spikes(self.q_in), spikes(self.k_in), spikes(self.v_in)
         if self.token_begins:
             for state in (self.map_v, self.map_s, self.value_v, self.value_s):
                 state[...] = 0

@@ -29,7 +29,7 @@ from neuro_sim.lava.arithmetic import (
     weighted_values,
 )
 from neuro_sim.lava.processes.attention import SpikingAttention, cache_row
-from neuro_sim.lava.processes.base import Array, TokenModel
+from neuro_sim.lava.processes.base import Array, TokenModel, spikes
 from neuro_sim.lava.processes.neuron import SubtractiveLIF
 from neuro_sim.lava.processes.synapse import OneToOneGain, Projection, Residual
 from neuro_sim.lava.report import ReportLayout
@@ -181,7 +181,7 @@ class _FusedModel(TokenModel):
         self._keys, self._values = np.zeros(cache, bool), np.zeros(cache, bool)
 
     def run_spk(self) -> None:
-        x, h = self.x_in.recv(), self.h_in.recv()
+        x, h = spikes(self.x_in), self.h_in.recv()
         if self.token_begins:
             for site in LAYER_SITES:
                 self._v[site][...] = 0

@@ -7,8 +7,6 @@ element-wise Var traffic and no helper thread of ours.
 # mypy: allow-subclassing-any, allow-untyped-decorators
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from lava.magma.core.decorator import implements, requires, tag
 from lava.magma.core.model.py.ports import PyInPort, PyOutPort
@@ -19,7 +17,7 @@ from lava.magma.core.process.variable import Var
 from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
-from neuro_sim.lava.processes.base import Array, TokenModel
+from neuro_sim.lava.processes.base import Array, TokenModel, spikes
 
 _TOKENS_IN_FLIGHT = 2  # the host sends a token, runs it and reads the answer; one more slot for good measure
 
@@ -97,9 +95,9 @@ class PyRateReadout(TokenModel):
     count: np.ndarray = LavaPyType(np.ndarray, np.int64)
 
     def run_spk(self) -> None:
-        spikes: Any = self.s_in.recv()
+        fired = spikes(self.s_in)
         if self.token_begins:
             self.count[...] = 0
-        self.count += spikes
+        self.count += fired
         if self.token_ends:
             self.host_out.send(self.count)

@@ -22,7 +22,7 @@ from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
 from neuro_sim.lava.arithmetic import synapse_matrix, synapse_sums
-from neuro_sim.lava.processes.base import Array
+from neuro_sim.lava.processes.base import Array, spikes
 
 
 class Projection(AbstractProcess):
@@ -77,7 +77,7 @@ class _ProjectionModel(PyLoihiProcessModel):
     def run_spk(self) -> None:
         if self._matrix is None:
             self._matrix = synapse_matrix(self.weights)
-        self.a_out.send(synapse_sums(self.s_in.recv(), self._matrix))  # the channel casts to its own type
+        self.a_out.send(synapse_sums(spikes(self.s_in), self._matrix))  # the channel casts to its own type
 
     def on_var_update(self) -> None:
         self._matrix = None
@@ -103,7 +103,7 @@ class PyProjectionFloat(_ProjectionModel):
 
 class _GainModel(PyLoihiProcessModel):
     def run_spk(self) -> None:
-        self.a_out.send(self.s_in.recv() * self.gain)
+        self.a_out.send(spikes(self.s_in) * self.gain)
 
 
 @implements(proc=OneToOneGain, protocol=LoihiProtocol)
