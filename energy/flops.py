@@ -44,6 +44,11 @@ def opt_shape(name: str) -> ModelShape:
     return ModelShape(hidden, layers, heads, ffn, OPT_VOCABULARY, OPT_POSITIONS, 1, width)
 
 
+def published_name(shape: ModelShape) -> str | None:
+    """The published OPT that has this shape, if any."""
+    return next((name for name in _OPT_SIZES if opt_shape(name) == shape), None)
+
+
 def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
     """A shape from `opt-125m`, a config.json, a bundle's manifest.json, or a folder that holds one of them."""
     path = Path(source)

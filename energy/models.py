@@ -69,12 +69,19 @@ def measured_lines(activity: Activity, costs: CostTable, hops: Hops = NO_HOPS) -
 
 
 def estimated_lines(
-    shape: ModelShape, rates: Rates, tokens: int, keys: int, costs: CostTable, hops: Hops = NO_HOPS
+    shape: ModelShape,
+    rates: Rates,
+    tokens: int,
+    keys: int,
+    costs: CostTable,
+    hops: Hops = NO_HOPS,
+    site_rates: Rates | None = None,
 ) -> list[Line]:
     """Energy from firing rates alone: Appendix E, with neuron updates and deliveries where the table prices them.
 
-    A component's rate is that of the neurons that drive it. Keys and values drive nothing by themselves and are taken
-    to fire like queries; the last layer's output like that layer's input.
+    `site_rates` gives the rate of every neuron group, per layer, for those updates. Without it a group fires like the
+    component it drives; keys and values drive none and are taken to fire like queries, the last layer's output like
+    that layer's input.
     """
     lines = [
         _line(costs, name, layer, "ac", sops)
@@ -84,7 +91,10 @@ def estimated_lines(
     lines += [_line(costs, name, None, "mac", count) for name, count in outer_macs(shape, tokens).items()]
     for place, sites in _places(shape.num_hidden_layers):
         cells = {site: shape.num_steps * _slots(shape, site, tokens, keys) for site in sites}
-        spikes = sum(cells[site] * _site_rate(rates, site, place) for site in sites)
+        spikes = sum(
+            cells[site] * (_site_rate(rates, site, place) if site_rates is None else site_rates[site][place or 0])
+            for site in sites
+        )
         lines += _neuron_lines(costs, hops, place, spikes, sum(cells.values()))
     return lines
 
@@ -100,6 +110,17 @@ def measured_rates(activity: Activity) -> dict[str, list[float]]:
     layers = activity.sops["qkv"].shape[0]
     return {
         name: [_ratio(*driver_counts(activity, name, layer)) for layer in range(layers)] for name in LAYER_COMPONENTS
+    }
+
+
+def measured_site_rates(activity: Activity) -> dict[str, list[float]]:
+    """Unrounded firing rate of every neuron group, per layer."""
+    return {
+        site: [
+            _ratio(int(spikes), int(cells))
+            for spikes, cells in zip(table.sum(1), activity.cells[site].sum(1), strict=True)
+        ]
+        for site, table in activity.spikes.items()
     }
 
 

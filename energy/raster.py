@@ -1,0 +1,99 @@
+"""The spike raster of a traced run: one small picture per neuron group, chosen from a list, coloured by the theme.
+
+A trace is an .npz without pickles. Each array belongs to one group, named `<layer>.<site>` (layer -1 for `embed`), and
+is bool [tokens, T_s, neurons] or [tokens * T_s, neurons]; or one array per token, named `<layer>.<site>.<token>`.
+The attention map grows with every token and is not drawn.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from energy.runs import Array
+from spikeopd.contracts import ModelShape
+from spikeopd.errors import InputError
+
+_NAME = re.compile(r"^(-?\d+)[./](\w+?)(?:[./](\d+))?$")
+_MOST_NEURONS, _MOST_STEPS = 256, 2048
+
+
+def load_trace(path: Path) -> dict[tuple[int, str], Array]:
+    """Spikes of every fixed-size group: (layer, site) -> bool [steps, neurons]."""
+    parts: dict[tuple[int, str], list[tuple[int, Array]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in archive.files:
+                match = _NAME.match(name)
+                if match is None or match[2] == "a":
+                    continue
+                spikes = np.asarray(archive[name], dtype=bool)
+                if spikes.ndim not in (2, 3):
+                    raise InputError(f"trace {path}: array {name!r} has {spikes.ndim} axes, expected 2 or 3")
+                rows = spikes.reshape(-1, spikes.shape[-1])
+                parts.setdefault((int(match[1]), match[2]), []).append((int(match[3] or 0), rows))
+    except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(f"cannot read the trace {path} that the run names: {error}") from error
+    return {key: np.concatenate([rows for _, rows in sorted(found, key=lambda item: item[0])])
+            for key, found in sorted(parts.items())}  # fmt: skip
+
+
+def raster_html(path: Path, shape: ModelShape) -> str:
+    """A card with a list of neuron groups and the raster of the chosen one."""
+    groups = load_trace(path)
+    if not groups:
+        return ""
+    options, boxes = [], []
+    for layer, site in groups:
+        spikes = groups[layer, site][:_MOST_STEPS]
+        shown = spikes[:, _evenly(spikes.shape[1], _MOST_NEURONS)]
+        name = f"raster-{layer + 1}-{site}"
+        place = "embedding" if layer < 0 else f"layer {layer}, {site}"
+        rate = float(spikes.mean()) if spikes.size else 0.0
+        selected = " selected" if (layer, site) == (max(key[0] for key in groups), "h") else ""
+        options.append(f'<option value="{name}"{selected}>{html.escape(place)}</option>')
+        data = base64.b64encode(mask_png(shown.T)).decode("ascii")
+        url = f"url(data:image/png;base64,{data})"
+        caption = (
+            f"{place}: {shown.shape[1]} of {spikes.shape[1]} neurons (top to bottom) over {spikes.shape[0]} of "
+            f"{groups[layer, site].shape[0]} steps (left to right, {shape.num_steps} per token), rate {rate:.4f} "
+            "spikes/neuron/step"
+        )
+        boxes.append(
+            f'<div class="rasterbox" id="{name}" hidden>'
+            f'<div class="raster" role="img" aria-label="spike raster of {html.escape(place)}" '
+            f'style="-webkit-mask-image:{url};mask-image:{url}"></div>'
+            f'<p class="soft">{html.escape(caption)}</p></div>'
+        )
+    return (
+        '<section class="card" id="raster"><h2>Spikes</h2><label class="soft">Neuron group '
+        f'<select id="raster-choice">{"".join(options)}</select></label>{"".join(boxes)}</section>'
+    )
+
+
+def mask_png(bits: Array) -> bytes:
+    """A one-bit PNG, opaque where `bits` is set and transparent elsewhere, so that the page can colour it."""
+    height, width = bits.shape
+    rows = np.packbits(bits.astype(bool), axis=1)
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 3, 0, 0, 0)
+    palette, alpha = chunk(b"PLTE", bytes([0, 0, 0, 0, 0, 0])), chunk(b"tRNS", bytes([0, 255]))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + palette + alpha + chunk(b"IDAT", zlib.compress(raw, 9))
+        + chunk(b"IEND", b"")
+    )  # fmt: skip
+
+
+def _evenly(number: int, most: int) -> Array:
+    return np.arange(number) if number <= most else np.linspace(0, number - 1, most).round().astype(np.int64)

@@ -1,0 +1,55 @@
+"""Firing rates given by hand: one number for everything, or one per component, or one per component and layer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from energy.models import uniform_rates
+from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
+from spikeopd.errors import InputError
+
+
+def load_rates(source: str, shape: ModelShape) -> dict[str, list[float]]:
+    """`0.17`, or a JSON file: a number, `{component: number or [per layer]}`, or a report with its `rates`."""
+    try:
+        return uniform_rates(shape, _rate(float(source), "--rates"))
+    except ValueError:
+        pass
+    path = Path(source)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"--rates {source!r} is neither a number nor a file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"rates file {path} is not readable JSON: {error}") from error
+    return parse_rates(raw, shape, str(path))
+
+
+def parse_rates(raw: Any, shape: ModelShape, where: str) -> dict[str, list[float]]:
+    """Rates of every component and layer; refuses missing and unknown components, wrong lengths, rates above 1."""
+    if isinstance(raw, dict) and isinstance(raw.get("rates"), dict):
+        raw = raw["rates"]
+    if not isinstance(raw, dict):
+        return uniform_rates(shape, _rate(raw, where))
+    unknown = [name for name in raw if name not in LAYER_COMPONENTS]
+    if unknown:
+        raise InputError(f"{where}: unknown component {unknown[0]!r}; known: {', '.join(LAYER_COMPONENTS)}")
+    rates = {}
+    for name in LAYER_COMPONENTS:
+        if name not in raw:
+            raise InputError(f"{where}: the rate of component {name!r} is missing")
+        value = raw[name]
+        if not isinstance(value, list):
+            value = [value] * shape.num_hidden_layers
+        if len(value) != shape.num_hidden_layers:
+            raise InputError(f"{where}: {name!r} has {len(value)} rates for {shape.num_hidden_layers} layers")
+        rates[name] = [_rate(rate, f"{where}: {name!r}") for rate in value]
+    return rates
+
+
+def _rate(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InputError(f"{where}: a firing rate lies between 0 and 1, got {value!r}")
+    return float(value)

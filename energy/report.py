@@ -1,0 +1,443 @@
+"""Assemble one report: measured beside analytical, student beside teacher, and everything that was left out.
+
+A report is a plain dictionary (schema `spikeopd.energy/1`) so that every renderer, and every reader of the JSON, sees
+the same numbers. Units are in the keys: `_pj`, `_bytes`, `tokens`; plain names are counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from energy.costs import EVENTS, CostTable, MemoryLevel, memory_citation, memory_levels
+from energy.flops import keys_of_sequence, opt_bytes, opt_macs, opt_parameters
+from energy.models import (
+    NO_HOPS,
+    Comparison,
+    Hops,
+    Line,
+    Rates,
+    break_even_rate,
+    compare_counts,
+    count,
+    estimated_lines,
+    group,
+    mean_rate,
+    measured_lines,
+    measured_rates,
+    measured_site_rates,
+    token_energies,
+    total,
+)
+from energy.runs import PHASES, Run
+from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
+from spikeopd.errors import CheckFailed
+
+SCHEMA = "spikeopd.energy/1"
+COMPONENTS = ("embed", *LAYER_COMPONENTS, "head", "neurons", "routing")
+COMPONENT_TITLES = {
+    "embed": "embedding",
+    "qkv": "QKV",
+    "coincidence": "coincidence (QK)",
+    "av": "attention sum (AV)",
+    "output": "output projection",
+    "residual": "residual gains",
+    "ffn_in": "FFN in",
+    "ffn_out": "FFN out",
+    "head": "head",
+    "neurons": "neuron updates",
+    "routing": "spike delivery",
+}
+RATE_FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+STEP_CHOICES = (1, 2, 4, 6, 8)
+CONTEXT_CHOICES = (16, 64, 128, 256, 512, 1024, 2048)
+
+# What no cost table here prices, said in every report.
+NOT_COSTED = (
+    "static power, leakage, clock trees and idle time",
+    "input, output and links between chips",
+    "bias additions, final LayerNorm and the affine map of the logits",
+    "token and position lookup in the embedding table (its factorised projection is costed)",
+    "sampling of the next token and tokenisation",
+    "teacher: LayerNorm, softmax, activation functions, biases and residual additions",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a report is computed with."""
+
+    costs: CostTable
+    memory: MemoryLevel
+    teacher: ModelShape
+    teacher_name: str
+    hops: Hops = NO_HOPS
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One part of the work (prompt, generation, all): what happened and what it would cost by rates alone."""
+
+    name: str
+    tokens: int
+    keys: int
+    rate: float
+    spikes: float
+    lines: list[Line]
+    analytical: list[Line]
+    comparisons: list[Comparison]
+    bytes: dict[str, int] | None
+
+
+def report_run(run: Run, options: Options) -> dict[str, Any]:
+    """The report of a measured run."""
+    scopes = []
+    for phase in (*PHASES, None):
+        activity = run.activity(phase)
+        keys = run.keys(phase)
+        scopes.append(
+            Scope(
+                name=phase or "all",
+                tokens=activity.tokens,
+                keys=keys,
+                rate=mean_rate(activity),
+                spikes=sum(int(table.sum()) for table in activity.spikes.values()),
+                lines=measured_lines(activity, options.costs, options.hops),
+                analytical=estimated_lines(
+                    run.shape,
+                    measured_rates(activity),
+                    activity.tokens,
+                    keys,
+                    options.costs,
+                    options.hops,
+                    measured_site_rates(activity),
+                ),
+                comparisons=compare_counts(run, phase),
+                bytes=activity.bytes,
+            )
+        )
+    everything = run.activity()
+    source = {
+        "kind": "run",
+        "name": run.name,
+        "backend": run.backend,
+        "precision": run.precision,
+        "complete": run.complete,
+        "bundle": run.bundle,
+    }
+    report = _assemble(run.shape, run.num_sequences, scopes, measured_rates(everything), options, source)
+    report["alternatives"] = _alternatives(run, options)
+    energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
+    report["tokens"] = [
+        {
+            "sequence": int(run.per_token.sequence[i]),
+            "position": int(run.per_token.position[i]),
+            "phase": run.per_token.phase[i],
+            "spikes": int(run.per_token.spikes[i]),
+            "sops": int(run.per_token.sops[i]),
+            "macs": int(run.per_token.macs[i]),
+            "bytes": int(run.per_token.bytes[i]),
+            "energy_pj": float(energies[i]),
+        }
+        for i in range(len(run.per_token.phase))
+    ]
+    return report
+
+
+def report_rates(
+    shape: ModelShape, rates: Rates, prompt: int, generated: int, options: Options, name: str
+) -> dict[str, Any]:
+    """The report of firing rates alone: one sequence of `prompt` + `generated` fed tokens, nothing measured."""
+    scopes = []
+    spans = {
+        "prompt": (prompt, keys_of_sequence(prompt)),
+        "generation": (generated, keys_of_sequence(generated, prompt)),
+        "all": (prompt + generated, keys_of_sequence(prompt + generated)),
+    }
+    for scope, (tokens, keys) in spans.items():
+        lines = estimated_lines(shape, rates, tokens, keys, options.costs, options.hops)
+        spikes = count(lines, "neuron_active")
+        # The attention map is reported apart from the fixed-size sites, as in a measured run.
+        mapped = sum(rates["av"]) * shape.num_steps * shape.num_attention_heads * keys
+        fixed = tokens * shape.num_steps * (
+            shape.hidden_size + shape.num_hidden_layers * (8 * shape.hidden_size + shape.ffn_dim)
+        )  # fmt: skip
+        rate = (spikes - mapped) / fixed if fixed else 0.0
+        scopes.append(Scope(scope, tokens, keys, rate, spikes, lines, lines, [], None))
+    source = {"kind": "rates", "name": name, "backend": "none", "precision": "none", "complete": True, "bundle": {}}
+    report = _assemble(shape, 1, scopes, rates, options, source)
+    report["alternatives"], report["tokens"] = [], []
+    return report
+
+
+def _assemble(
+    shape: ModelShape,
+    sequences: int,
+    scopes: Sequence[Scope],
+    rates: Rates,
+    options: Options,
+    source: dict[str, Any],
+) -> dict[str, Any]:
+    whole = scopes[-1]
+    _assert_equal(scopes, str(source["name"]))
+    teacher = options.teacher
+    teacher_pj = _teacher_pj(options, whole.tokens, whole.keys)
+    break_even = break_even_rate(shape, whole.tokens, whole.keys, options.costs, teacher_pj, options.hops)
+    return {
+        "schema": SCHEMA,
+        "source": source,
+        "model": shape.to_dict(),
+        "sequences": sequences,
+        "costs": asdict(options.costs)
+        | {"prices_pj": dict(options.costs.prices_pj), "price_notes": dict(options.costs.price_notes)},
+        "hops_per_spike": asdict(options.hops),
+        "teacher": {
+            "name": options.teacher_name,
+            "model": teacher.to_dict(),
+            "parameters": opt_parameters(teacher),
+            "macs": opt_macs(teacher, whole.tokens, whole.keys),
+        },
+        "summary": [_summary(scope, sequences, options) for scope in scopes],
+        "components": [row for scope in scopes for row in _components(scope, options)],
+        "layers": _layers(shape, whole),
+        "lines": [
+            {"scope": scope.name} | asdict(line) | {"price_pj": options.costs.prices_pj.get(line.event)}
+            for scope in scopes
+            for line in scope.lines
+        ],
+        "matrix": [{"scope": scope.name} | asdict(row) for scope in scopes for row in scope.comparisons],
+        "checks": _checks(whole),
+        "rates": {name: [float(rate) for rate in rates[name]] for name in LAYER_COMPONENTS},
+        "memory": _memory(scopes, options),
+        "break_even": {
+            "rate": break_even,
+            "measured_rate": whole.rate,
+            "headroom": break_even / whole.rate if break_even is not None and whole.rate else None,
+            "meaning": _break_even_meaning(break_even),
+        },
+        "sensitivity": _sensitivity(shape, rates, whole, options),
+        "not_costed": _not_costed(scopes, options),
+    }
+
+
+def _summary(scope: Scope, sequences: int, options: Options) -> dict[str, Any]:
+    energy, analytical = total(scope.lines), total(scope.analytical)
+    teacher_pj = _teacher_pj(options, scope.tokens, scope.keys)
+    return {
+        "scope": scope.name,
+        "tokens": scope.tokens,
+        "sequences": sequences,
+        "spikes": scope.spikes,
+        "rate": scope.rate,
+        "sops": count(scope.lines, "ac"),
+        "macs": count(scope.lines, "mac"),
+        "ops": count(scope.lines, "ac", "mac"),
+        "energy_pj": energy,
+        "energy_per_token_pj": _per(energy, scope.tokens),
+        "energy_per_sequence_pj": _per(energy, sequences),
+        "analytical_ops": count(scope.analytical, "ac", "mac"),
+        "analytical_energy_pj": analytical,
+        "analytical_difference": _per(analytical - energy, energy),
+        "teacher_macs": sum(opt_macs(options.teacher, scope.tokens, scope.keys).values()),
+        "teacher_energy_pj": teacher_pj,
+        "teacher_energy_per_token_pj": _per(teacher_pj, scope.tokens),
+        "teacher_over_student": _per(teacher_pj, energy),
+    }
+
+
+def _components(scope: Scope, options: Options) -> list[dict[str, Any]]:
+    energies, estimates = (group(lines, lambda line: line.component) for lines in (scope.lines, scope.analytical))
+    whole = total(scope.lines)
+    rows = []
+    for name in COMPONENTS:
+        chosen = [line for line in scope.lines if line.component == name]
+        estimated = [line for line in scope.analytical if line.component == name]
+        events = sum(line.count for line in chosen)
+        if not events and name in ("embed", "routing"):
+            continue
+        priced = any(options.costs.price(line.event) for line in chosen)
+        matched = [row for row in scope.comparisons if row.component == name]
+        rows.append(
+            {
+                "scope": scope.name,
+                "component": name,
+                "events": sorted({line.event for line in chosen}),
+                "count": events,
+                "analytical_count": sum(line.count for line in estimated),
+                "energy_pj": energies.get(name, 0.0),
+                "analytical_energy_pj": estimates.get(name, 0.0),
+                "energy_per_token_pj": _per(energies.get(name, 0.0), scope.tokens),
+                "share": _per(energies.get(name, 0.0), whole),
+                "relation": _relation(name, matched, priced),
+            }
+        )
+    return rows
+
+
+def _relation(name: str, rows: Sequence[Comparison], priced: bool) -> str:
+    if name in ("embed", "head"):
+        return "dense, same count"
+    if not rows:
+        return "by site rates" if priced else "no price"
+    if all(row.must_equal for row in rows):
+        return "equal" if all(row.equal for row in rows) else "DIFFERS"
+    return "rate varies with position"
+
+
+def _layers(shape: ModelShape, scope: Scope) -> list[dict[str, Any]]:
+    sums = group(scope.lines, lambda line: (line.layer, line.component))
+    rows = []
+    for layer in range(shape.num_hidden_layers):
+        parts = {name: sums[layer, name] for name in COMPONENTS if (layer, name) in sums}
+        sops = sum(line.count for line in scope.lines if line.layer == layer and line.event == "ac")
+        energy = sum(parts.values())
+        rows.append(
+            {
+                "layer": layer,
+                "sops": sops,
+                "energy_pj": energy,
+                "energy_per_token_pj": _per(energy, scope.tokens),
+                "components_pj": parts,
+            }
+        )
+    return rows
+
+
+def _checks(scope: Scope) -> list[dict[str, Any]]:
+    """Counted beside estimated, summed over the layers."""
+    rows = []
+    for name in dict.fromkeys(row.component for row in scope.comparisons):
+        part = [row for row in scope.comparisons if row.component == name]
+        rows.append(
+            {
+                "component": name,
+                "measured_sops": sum(row.measured for row in part),
+                "analytical_sops": sum(row.analytical for row in part),
+                "dense_macs": sum(row.dense_macs for row in part),
+                "must_equal": all(row.must_equal for row in part),
+                "equal": all(row.equal for row in part),
+            }
+        )
+    return rows
+
+
+def _assert_equal(scopes: Sequence[Scope], name: str) -> None:
+    for scope in scopes:
+        for row in scope.comparisons:
+            if row.must_equal and not row.equal:
+                raise CheckFailed(
+                    f"{name}: {scope.name}, {row.component}, layer {row.layer}: {row.measured} counted operations are "
+                    f"not f_r T_s FLOPs = {row.analytical}; the run's counts and shape do not belong together"
+                )
+
+
+def _alternatives(run: Run, options: Options) -> list[dict[str, Any]]:
+    """The same run under other ways of counting, so that nobody has to guess which one a figure used."""
+    activity, costs = run.activity(), options.costs
+    base = total(measured_lines(activity, costs, options.hops))
+    ac, mac = costs.price("ac"), costs.price("mac")
+    square = int(activity.sops_unmasked.sum()) - int(activity.sops["coincidence"].sum())
+    skipped = sum(int((activity.sops[name] - activity.additions[name]).sum()) for name in LAYER_COMPONENTS)
+    head = activity.macs["head"] - activity.macs["head_active"]
+    rows = [
+        ("unmasked", "coincidences over the whole sequence, as a square product counts them", square * ac),
+        ("additions", "only accumulations that change a sum: both spikes of a coincidence, set bits of a value",
+         -skipped * ac),
+        ("active_head", "head rows of neurons that never fired are skipped", -head * mac),
+    ]  # fmt: skip
+    return [
+        {"name": name, "meaning": meaning, "energy_pj": base + change, "change_pj": change}
+        for name, meaning, change in rows
+    ]
+
+
+def _memory(scopes: Sequence[Scope], options: Options) -> dict[str, Any]:
+    whole = scopes[-1]
+    dense = opt_bytes(options.teacher, whole.tokens, whole.keys)
+    student = sum(whole.bytes.values()) if whole.bytes is not None else None
+    levels = []
+    for level in memory_levels().values():
+        levels.append(
+            {
+                "level": level.name,
+                "title": level.title,
+                "pj_per_byte": level.pj_per_byte,
+                "energy_pj": None if student is None else student * level.pj_per_byte,
+                "energy_per_token_pj": None if student is None else _per(student * level.pj_per_byte, whole.tokens),
+                "teacher_energy_pj": sum(dense.values()) * level.pj_per_byte,
+                "chosen": level.name == options.memory.name,
+            }
+        )
+    return {
+        "level": options.memory.name,
+        "citation": memory_citation(),
+        "included_in_energy": False,
+        "bytes": whole.bytes,
+        "total_bytes": student,
+        "teacher_bytes": dense,
+        "teacher_total_bytes": sum(dense.values()),
+        "levels": levels,
+        "meaning": "weight rows of active inputs once per token, and the key/value spike cache; "
+        "teacher: every float16 weight once per token, and its cache",
+    }
+
+
+def _sensitivity(shape: ModelShape, rates: Rates, scope: Scope, options: Options) -> dict[str, Any]:
+    """Energy per token when one thing changes and the firing rates stay as they are."""
+
+    def row(changed: ModelShape, changed_rates: Rates, tokens: int, keys: int) -> dict[str, Any]:
+        student = total(estimated_lines(changed, changed_rates, tokens, keys, options.costs, options.hops))
+        dense = _teacher_pj(options, tokens, keys)
+        return {
+            "energy_per_token_pj": _per(student, tokens),
+            "teacher_energy_per_token_pj": _per(dense, tokens),
+            "teacher_over_student": _per(dense, student),
+        }
+
+    highest = max((rate for layer in rates.values() for rate in layer), default=0.0)
+    by_rate = [
+        {"factor": factor, "rate": scope.rate * factor}
+        | row(shape, {name: [rate * factor for rate in rates[name]] for name in rates}, scope.tokens, scope.keys)
+        for factor in RATE_FACTORS
+        if highest * factor <= 1
+    ]
+    by_steps = [
+        {"num_steps": steps} | row(replace(shape, num_steps=steps), rates, scope.tokens, scope.keys)
+        for steps in sorted({*STEP_CHOICES, shape.num_steps})
+    ]
+    by_context = [
+        {"context": context} | row(shape, rates, context, keys_of_sequence(context))
+        for context in sorted({*CONTEXT_CHOICES, shape.max_position_embeddings})
+        if context <= shape.max_position_embeddings
+    ]
+    return {"rate": by_rate, "num_steps": by_steps, "context": by_context}
+
+
+def _not_costed(scopes: Sequence[Scope], options: Options) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for event in options.costs.missing:
+        number = None if event.startswith("hop") else count(scopes[-1].lines, event)
+        rows.append({"what": f"{EVENTS[event]}: no price in this table", "count": number})
+    hops = options.hops
+    priced = [event for event in ("hop_ew", "hop_ns") if event in options.costs.prices_pj]
+    if priced and not hops.east_west and not hops.north_south:
+        rows.append({"what": "hops between tiles: set --hops to cost them, placement is not known here", "count": None})
+    memory = f"memory traffic: reported on its own line ({options.memory.name}), not part of the energy above"
+    return [*rows, {"what": memory, "count": None}, *({"what": what, "count": None} for what in NOT_COSTED)]
+
+
+def _break_even_meaning(rate: float | None) -> str:
+    if rate is None:
+        return "no break-even: even a silent student costs more than the teacher under this table"
+    if rate > 1:
+        return "above 1: the student is cheaper than the teacher even if every neuron fires in every step"
+    return "mean firing rate at which the student costs as much as its teacher"
+
+
+def _teacher_pj(options: Options, tokens: int, keys: int) -> float:
+    return options.costs.price("mac") * sum(opt_macs(options.teacher, tokens, keys).values())
+
+
+def _per(amount: float, number: float) -> float | None:
+    return amount / number if number else None
