@@ -1,0 +1,57 @@
+"""What lowering cost: perplexity and token agreement of the student before and after, and shares of equal spikes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from export.reference import TorchReference
+from spikeopd.contracts import LAYER_SITES, SpikeModel
+from spikeopd.models.bispikclm import Recorder
+
+if TYPE_CHECKING:
+    from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+
+Array = NDArray[Any]
+
+
+@torch.no_grad()
+def compare(student: BiSpikCLMForCausalLM, lowered: SpikeModel, windows: Array) -> dict[str, Any]:
+    """Both models on the same windows [n, length]; every token but a window's first is predicted."""
+    reference = TorchReference(lowered)
+    before = after = 0.0
+    agree = predicted = equal = slots = 0
+    sites = [site for site in LAYER_SITES if site != "a"]  # the attention map grows with position; its effect is in r
+    for window in windows:
+        recorder = Recorder(sites=["embed", *sites])
+        tokens = torch.from_numpy(window)
+        logits = student(tokens[None], use_cache=False, recorder=recorder).logits[0].double().numpy()
+        lowered_logits, trace = reference.run(window.tolist())
+        before += _surprise(logits, window)
+        after += _surprise(lowered_logits, window)
+        agree += int((logits.argmax(-1) == lowered_logits.argmax(-1)).sum())
+        predicted += len(window) - 1
+        for key, spikes in recorder.spikes.items():
+            mine = spikes[:, 0].numpy() > 0
+            theirs = np.stack(trace.sites[key], 1)
+            equal, slots = equal + int((mine == theirs).sum()), slots + mine.size
+    tokens_seen = int(windows.size)
+    return {
+        "tokens": tokens_seen,
+        "perplexity_student": math.exp(before / max(predicted, 1)),
+        "perplexity_lowered": math.exp(after / max(predicted, 1)),
+        "token_agreement": agree / tokens_seen,
+        "spike_agreement": equal / slots,
+    }
+
+
+def _surprise(logits: Array, window: Array) -> float:
+    """Sum of -log p of every token after the first."""
+    rows = logits[:-1]
+    top = rows.max(-1, keepdims=True)
+    normaliser = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
+    return float((normaliser - rows[np.arange(len(rows)), window[1:]]).sum())

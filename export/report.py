@@ -1,0 +1,68 @@
+"""The conversion report: what is exact, what is not, what could not be expressed, and what it all measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from export.quantize import TensorError
+from neuro_sim.bundle import array_specs
+from spikeopd.contracts import SpikeModel
+
+REPORT_SCHEMA = "spikeopd.export-report/1"
+
+
+def parameter_count(model: SpikeModel) -> int:
+    """Trained numbers of the model: weights, biases, gains, thresholds per head, tables, norm. Scales are not."""
+    shape = model.shape
+    d, ffn, width = shape.hidden_size, shape.ffn_dim, shape.word_embed_proj_dim
+    layer = 4 * d * d + 2 * d * ffn + 5 * d + ffn + 2 * d + 2 * shape.num_attention_heads
+    tables = shape.vocab_size * (width + 1) + shape.max_position_embeddings * d
+    return shape.num_hidden_layers * layer + tables + (2 * width * d if shape.factorised else 0) + 4 * d + 1
+
+
+def model_bytes(model: SpikeModel) -> int:
+    """Bytes of the model's arrays as the simulators hold them."""
+    sizes = {"int8": 1, "int16": 2, "int32": 4, "float32": 4, "float64": 8}
+    return sum(sizes[dtype] * math.prod(size) for dtype, size in array_specs(model.shape, model.precision).values())
+
+
+def support(target: str, neuron: str, profile: str, precision: str) -> list[dict[str, str]]:
+    """Every part of the model in this file: exact, lossy for a literal reader, or on the host."""
+    rows = [
+        ("bundle read by load_bundle", "exact", "same arrays, same spikes; verified above"),
+        ("embedding and head", "host", "arrays in the file; the head's LayerNorm is no neuron and no NIR node"),
+    ]
+    if target == "lava":
+        rows += [
+            ("projections, neurons, residual", "exact", "processes of neuro_sim.lava in graph.json"),
+            ("attention and K/V cache", "exact", "as above; no stock Lava process has it"),
+        ]
+        return _rows(rows)
+    truncation = "lossy" if precision == "int8" else "exact"
+    why = (
+        "the truncating 12-bit decay and 24-bit saturation are not NIR; metadata has them"
+        if precision == "int8"
+        else ""
+    )
+    rows.append(("neurons executed literally", truncation if neuron == "exact" else "lossy", why))
+    if neuron == "lif":
+        rows[-1] = (
+            "neurons executed literally",
+            "lossy",
+            "nir.LIF resets hard and at once; metadata has the convention",
+        )
+    if profile == "cell":
+        rows.append(("attention executed literally", "lossy", "one pair only: replicate as the metadata says"))
+    else:
+        rows.append(("attention executed literally", "exact", "every causal pair has its nodes"))
+    return _rows(rows)
+
+
+def tensor_table(errors: Sequence[TensorError]) -> list[dict[str, Any]]:
+    return [error.to_dict() for error in errors]
+
+
+def _rows(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
+    return [{"part": part, "status": status, "note": note} for part, status, note in rows]
