@@ -1,0 +1,107 @@
+"""Counts the operations of recorded blocks with NeuroBench and SpikingJelly. Runs in their environment, not in ours.
+
+    python energy_counters.py BLOCKS.npz
+
+BLOCKS.npz holds, per layer l: `l.NAME.spikes` [rows, in] and `l.NAME.weight` [in, out] of every projection, and
+`l.q`, `l.k`, `l.v` [tokens, T_s, heads, head_dim] and `l.a.TOKEN` [T_s, heads, TOKEN + 1]. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import torch
+from neurobench.metrics.workload import SynapticOperations
+from neurobench.models import TorchModel
+from spikingjelly.activation_based.op_counter import DispatchCounterMode, SynOpCounter
+
+
+def neurobench_counts(spikes: np.ndarray, weight: np.ndarray) -> dict[str, int]:
+    """SynapticOperations of one Linear layer. It reports per sample; every row here is one."""
+    layer = torch.nn.Linear(*weight.shape, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight.T.astype(np.float32)))
+    model = TorchModel(torch.nn.Sequential(layer))
+    model.register_hooks()
+    data = torch.from_numpy(spikes.astype(np.float32))
+    with torch.no_grad():
+        predictions = model(data)
+        metric = SynapticOperations()
+        result = metric(model, predictions, (data, None))
+    model.cleanup_hooks()
+    return {key: round(value * len(data)) for key, value in result.items()}
+
+
+def spikingjelly_count(left: np.ndarray, right: np.ndarray) -> int:
+    """SynOpCounter of one matrix product."""
+    counter = SynOpCounter()
+    with DispatchCounterMode([counter]), torch.no_grad():
+        torch.from_numpy(left.astype(np.float32)) @ torch.from_numpy(right.astype(np.float32))
+    return int(counter.get_total())
+
+
+def projection(spikes: np.ndarray, weight: np.ndarray) -> dict[str, int]:
+    counts = neurobench_counts(spikes, weight)
+    return {
+        "neurobench_acs": counts["Effective_ACs"],
+        "neurobench_macs": counts["Effective_MACs"],
+        "neurobench_dense": counts["Dense"],
+        "spikingjelly": spikingjelly_count(spikes, weight),
+    }
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, a: list[np.ndarray]) -> dict[str, int]:
+    """The two attention products, token by token (masked) and as squares (unmasked), with binary and other operands.
+
+    With a binary second operand both tools count pairs in which both spike; with any other every synapse a spike
+    reaches. Keys and values thus stand in twice: as they are, and as weights that are neither 0 nor 1.
+    """
+    tokens, steps, heads, head_dim = q.shape
+    totals = dict.fromkeys(
+        ("neurobench_pairs", "neurobench_synapses", "spikingjelly_pairs", "spikingjelly_synapses",
+         "spikingjelly_square_pairs", "spikingjelly_square_synapses", "spikingjelly_square_masked_pairs",
+         "neurobench_av_pairs", "neurobench_av_synapses", "spikingjelly_av_pairs", "spikingjelly_av_synapses"), 0,
+    )  # fmt: skip
+    for step in range(steps):
+        for head in range(heads):
+            for token in range(tokens):
+                query = q[token, step, head][None]
+                keys = k[: token + 1, step, head].T
+                values = v[: token + 1, step, head]
+                row = a[token][step, head][None]
+                totals["neurobench_pairs"] += neurobench_counts(query, keys)["Effective_ACs"]
+                totals["neurobench_synapses"] += neurobench_counts(query, keys + 2)["Effective_ACs"]
+                totals["spikingjelly_pairs"] += spikingjelly_count(query, keys)
+                totals["spikingjelly_synapses"] += spikingjelly_count(query, keys + 2)
+                totals["neurobench_av_pairs"] += neurobench_counts(row, values)["Effective_ACs"]
+                totals["neurobench_av_synapses"] += neurobench_counts(row, values + 2)["Effective_ACs"]
+                totals["spikingjelly_av_pairs"] += spikingjelly_count(row, values)
+                totals["spikingjelly_av_synapses"] += spikingjelly_count(row, values + 2)
+            square_q, square_k = q[:, step, head], k[:, step, head].T
+            totals["spikingjelly_square_pairs"] += spikingjelly_count(square_q, square_k)
+            totals["spikingjelly_square_synapses"] += spikingjelly_count(square_q, square_k + 2)
+            totals["spikingjelly_square_masked_pairs"] += int(np.tril(square_q.astype(int) @ square_k).sum())
+    return totals
+
+
+def main(path: str) -> None:
+    with np.load(path, allow_pickle=False) as archive:
+        blocks = {name: archive[name].astype(np.int64) for name in archive.files}
+    result: dict[str, dict[str, int]] = {}
+    for name in blocks:
+        if name.endswith(".spikes"):
+            stem = name.removesuffix(".spikes")
+            result[stem] = projection(blocks[name], blocks[f"{stem}.weight"])
+    for layer in sorted({name.split(".")[0] for name in blocks}):
+        q = blocks[f"{layer}.q"]
+        a = [blocks[f"{layer}.a.{token}"] for token in range(len(q))]
+        result[f"{layer}.attention"] = attention(q, blocks[f"{layer}.k"], blocks[f"{layer}.v"], a)
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    # Both packages print while they are imported or run; the caller reads the last line.
+    print()
+    main(sys.argv[1])
