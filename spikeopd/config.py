@@ -318,7 +318,10 @@ def _build(values: Mapping[str, Any], problems: list[str], name: str) -> Config:
         }
     )
     config = replace(config, model=_fill_sizes(config.model))
-    problems += [message for check in CHECKS for message in check(config)]
+    unfit = set(values) - set(converted)
+    for check, keys in CHECKS:
+        if not unfit & set(keys.split()):
+            problems += check(config)
     if len(problems) == 1:
         raise ConfigError(f"{name}: {problems[0]}")
     if problems:
@@ -366,75 +369,88 @@ def _read_recipe(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 # --- options that contradict each other ------------------------------------------------------------------------------
 
 
-def _check_model(config: Config) -> list[str]:
-    model = config.model
-    if model.hidden_size and model.num_attention_heads and model.hidden_size % model.num_attention_heads:
+def _check_heads(config: Config) -> list[str]:
+    width, heads = config.model.hidden_size or 1, config.model.num_attention_heads or 1
+    if width % heads:
+        return [f"model.hidden_size: {width} is not a multiple of model.num_attention_heads = {heads}"]
+    return []
+
+
+def _check_sequence_length(config: Config) -> list[str]:
+    length, limit = config.data.sequence_length, config.model.max_position_embeddings or 0
+    if config.train.stage != "2" and length > limit:
+        return [f"data.sequence_length: {length} exceeds model.max_position_embeddings = {limit}"]
+    return []
+
+
+def _check_rollout_length(config: Config) -> list[str]:
+    prompt, completion = config.stage2.prompt_length, config.stage2.max_completion_length
+    limit = config.model.max_position_embeddings or 0
+    if config.train.stage != "1" and prompt + completion > limit:
         return [
-            f"model.hidden_size: {model.hidden_size} is not a multiple of "
-            f"model.num_attention_heads = {model.num_attention_heads}"
+            f"stage2.prompt_length: {prompt} + max_completion_length {completion} = {prompt + completion} "
+            f"exceeds model.max_position_embeddings = {limit}"
         ]
     return []
 
 
-def _check_lengths(config: Config) -> list[str]:
-    limit, stage2 = config.model.max_position_embeddings or 0, config.stage2
-    found = []
-    if config.train.stage != "2" and config.data.sequence_length > limit:
-        found.append(
-            f"data.sequence_length: {config.data.sequence_length} exceeds model.max_position_embeddings = {limit}"
-        )
-    total = stage2.prompt_length + stage2.max_completion_length
-    if config.train.stage != "1" and total > limit:
-        found.append(
-            f"stage2.prompt_length: {stage2.prompt_length} + max_completion_length {stage2.max_completion_length} = "
-            f"{total} exceeds model.max_position_embeddings = {limit}"
-        )
-    return found
-
-
-def _check_stage1(config: Config) -> list[str]:
-    stage1 = config.stage1
-    found = [
-        f"stage1.checkpoint_updates: {update} is not between 1 and stage1.updates = {stage1.updates}"
-        for update in stage1.checkpoint_updates
-        if config.train.stage != "2" and not 1 <= update <= stage1.updates
+def _check_checkpoint_updates(config: Config) -> list[str]:
+    last = config.stage1.updates
+    return [
+        f"stage1.checkpoint_updates: {update} is not between 1 and stage1.updates = {last}"
+        for update in config.stage1.checkpoint_updates
+        if config.train.stage != "2" and not 1 <= update <= last
     ]
-    weights = (stage1.lambda_emb, stage1.lambda_attn, stage1.lambda_feat, stage1.lambda_soft, stage1.lambda_hard)
-    if not any(weights):
-        found.append("stage1.lambda_*: every weight is 0, nothing would be learned; set at least one")
-    return found
 
 
-def _check_stage2(config: Config) -> list[str]:
-    stage2, layers = config.stage2, config.model.num_hidden_layers or 0
+def _check_stage1_weights(config: Config) -> list[str]:
+    stage1 = config.stage1
+    if any((stage1.lambda_emb, stage1.lambda_attn, stage1.lambda_feat, stage1.lambda_soft, stage1.lambda_hard)):
+        return []
+    return ["stage1.lambda_*: every weight is 0, nothing would be learned; set at least one"]
+
+
+def _check_stage2_weights(config: Config) -> list[str]:
+    stage2 = config.stage2
+    if config.train.stage == "1" or any((stage2.teacher_coef, stage2.ref_coef, stage2.spike_coef)):
+        return []
+    return ["stage2.teacher_coef, ref_coef, spike_coef: all 0, nothing would be learned; set at least one"]
+
+
+def _check_micro_batch(config: Config) -> list[str]:
+    whole, part = config.stage2.batch_size, config.stage2.micro_batch_size
+    return [f"stage2.micro_batch_size: {part} does not divide stage2.batch_size = {whole}"] if whole % part else []
+
+
+def _check_rates(config: Config) -> list[str]:
+    low, high = config.stage2.rate_min, config.stage2.rate_max
+    return [] if low < high else [f"stage2.rate_min: {low} must lie below stage2.rate_max = {high}"]
+
+
+def _check_spike_layers(config: Config) -> list[str]:
+    chosen, count = config.stage2.spike_layers, config.model.num_hidden_layers or 0
+    if config.train.stage == "1":
+        return []
     found = []
-    if stage2.batch_size % stage2.micro_batch_size:
-        found.append(
-            f"stage2.micro_batch_size: {stage2.micro_batch_size} does not divide "
-            f"stage2.batch_size = {stage2.batch_size}"
-        )
-    if stage2.rate_min >= stage2.rate_max:
-        found.append(f"stage2.rate_min: {stage2.rate_min} must lie below stage2.rate_max = {stage2.rate_max}")
-    if config.train.stage != "1":
-        outside = [layer for layer in stage2.spike_layers if not 1 <= layer <= layers]
-        if outside:
-            found.append(f"stage2.spike_layers: {outside} are not layers of a student with {layers} (1 to {layers})")
-        if len(set(stage2.spike_layers)) != len(stage2.spike_layers):
-            found.append(f"stage2.spike_layers: {list(stage2.spike_layers)} names a layer twice")
-        if stage2.spike_coef > 0 and not stage2.spike_layers:
-            found.append("stage2.spike_layers: empty although stage2.spike_coef > 0; name layers or set spike_coef=0")
-        if not any((stage2.teacher_coef, stage2.ref_coef, stage2.spike_coef)):
-            found.append("stage2.teacher_coef, ref_coef, spike_coef: all 0, nothing would be learned; set at least one")
-    if config.train.stage == "2" and stage2.model_name_or_path is None:
-        found.append("stage2.model_name_or_path: train.stage=2 needs a student to start from; give its directory")
-    if config.train.stage == "both" and stage2.model_name_or_path is not None:
-        found.append(
-            "stage2.model_name_or_path: train.stage=both starts Stage 2 from its own Stage 1; use train.stage=2"
-        )
+    if outside := [layer for layer in chosen if not 1 <= layer <= count]:
+        found.append(f"stage2.spike_layers: {outside} are not layers of a student with {count} (1 to {count})")
+    if len(set(chosen)) != len(chosen):
+        found.append(f"stage2.spike_layers: {list(chosen)} names a layer twice")
+    if config.stage2.spike_coef > 0 and not chosen:
+        found.append("stage2.spike_layers: empty although stage2.spike_coef > 0; name layers or set spike_coef=0")
     return found
 
 
-def _check_data(config: Config) -> list[str]:
+def _check_start(config: Config) -> list[str]:
+    start = config.stage2.model_name_or_path
+    if config.train.stage == "2" and start is None:
+        return ["stage2.model_name_or_path: train.stage=2 needs a student to start from; give its directory"]
+    if config.train.stage == "both" and start is not None:
+        return ["stage2.model_name_or_path: train.stage=both starts Stage 2 from its own Stage 1; use train.stage=2"]
+    return []
+
+
+def _check_streams(config: Config) -> list[str]:
     data = config.data
     return [
         f"data.max_tokens: {source} is streamed and needs a limit, for example data.max_tokens=100000000"
@@ -443,10 +459,23 @@ def _check_data(config: Config) -> list[str]:
     ]
 
 
-CHECKS: tuple[Callable[[Config], list[str]], ...] = (
-    _check_model,
-    _check_lengths,
-    _check_stage1,
-    _check_stage2,
-    _check_data,
+# Each check with the options it reads: when one of them is unfit, the check would only speak of the default.
+CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
+    (_check_heads, "model.preset model.hidden_size model.num_attention_heads"),
+    (_check_sequence_length, "model.preset model.max_position_embeddings data.sequence_length train.stage"),
+    (
+        _check_rollout_length,
+        "model.preset model.max_position_embeddings stage2.prompt_length stage2.max_completion_length train.stage",
+    ),
+    (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
+    (
+        _check_stage1_weights,
+        "stage1.lambda_emb stage1.lambda_attn stage1.lambda_feat stage1.lambda_soft stage1.lambda_hard",
+    ),
+    (_check_stage2_weights, "stage2.teacher_coef stage2.ref_coef stage2.spike_coef train.stage"),
+    (_check_micro_batch, "stage2.batch_size stage2.micro_batch_size"),
+    (_check_rates, "stage2.rate_min stage2.rate_max"),
+    (_check_spike_layers, "model.preset model.num_hidden_layers stage2.spike_layers stage2.spike_coef train.stage"),
+    (_check_start, "stage2.model_name_or_path train.stage"),
+    (_check_streams, "data.source data.prompt_source data.max_tokens"),
 )

@@ -109,10 +109,10 @@ def sequential_windows(data: TokenData, length: int, stride: int | None = None) 
 
     The last tokens that do not fill a window are left out. Convert a slice with `.astype(np.int64)` before use.
     """
+    _windows_available(data, length)
     stride = stride or length
     if not 0 < stride <= length:
         raise InputError(f"stride {stride} must lie between 1 and the window length {length}, or tokens are left out")
-    _windows_available(data, length)
     return np.lib.stride_tricks.sliding_window_view(data.tokens, length)[::stride]
 
 

@@ -13,6 +13,7 @@ here, because every token that can reach a gradient comes through `open_source`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import glob
 import gzip
 import hashlib
@@ -25,6 +26,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -128,7 +130,7 @@ class PythonDocs:
     unbounded: bool = False
 
     def documents(self, split: Split) -> Iterator[str]:
-        for key, text in _python_documents(_stdlib()):
+        for key, text in _python_documents_once(_stdlib()):
             if in_split(key, split):
                 yield text
 
@@ -179,6 +181,12 @@ def _python_documents(stdlib: Path) -> Iterator[tuple[str, str]]:
     for path in _stdlib_modules(stdlib):
         if text := _fresh_paragraphs(_docstrings(path), seen):
             yield f"module:{path.relative_to(stdlib).with_suffix('').as_posix()}", text
+
+
+@lru_cache(maxsize=1)
+def _python_documents_once(stdlib: Path) -> tuple[tuple[str, str], ...]:
+    """Kept in memory (2 MB), because parsing the library takes seconds and both parts are wanted."""
+    return tuple(_python_documents(stdlib))
 
 
 def _topics(path: Path) -> dict[str, str]:
@@ -294,9 +302,8 @@ class TextFiles(_Files):
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.paths:
             text = "".join(_lines(path))
-            for line in text.splitlines():
-                if line.lstrip().startswith("{") and isinstance(record := _json_or_none(line), dict):
-                    _refuse(str(path), benchmark_record(record))
+            for record in _json_records(text):
+                _refuse(str(path), benchmark_record(record))
             part = _contiguous_part(text, split)
             if part.strip():
                 yield part
@@ -382,11 +389,14 @@ def _field_text(where: str, record: Mapping[str, Any], field: str, name: str) ->
     return value
 
 
-def _json_or_none(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+def _json_records(text: str) -> Iterator[Mapping[str, Any]]:
+    """Objects of a text that is JSON lines or a JSON array in disguise."""
+    for part in [text] if text.lstrip().startswith("[") else text.splitlines():
+        if part.lstrip().startswith(("{", "[")):
+            with contextlib.suppress(ValueError):
+                content = json.loads(part)
+                entries = content if isinstance(content, list) else [content]
+                yield from (entry for entry in entries if isinstance(entry, dict))
 
 
 def _first_line(error: BaseException) -> str:
@@ -410,9 +420,7 @@ class HubDataset:
         path, _, self.revision = path.partition("@")
         parts = path.split("/")
         if not 2 <= len(parts) <= 3 or not all(parts):
-            raise InputError(
-                f"'{name}': expected hf:OWNER/NAME[/CONFIG], e.g. hf:HuggingFaceFW/fineweb-edu/sample-10BT"
-            )
+            raise InputError(f"{name}: expected hf:OWNER/NAME[/CONFIG], e.g. hf:HuggingFaceFW/fineweb-edu/sample-10BT")
         _refuse(name, benchmark_name(path))
         self.dataset = "/".join(parts[:2])
         self.config = parts[2] if len(parts) == 3 else None
@@ -422,34 +430,33 @@ class HubDataset:
         return hashlib.sha256(key.encode()).hexdigest()
 
     def documents(self, split: Split) -> Iterator[str]:
+        number = 0
+        for number, record in enumerate(self._rows(), start=1):
+            text = _field_text(f"{self.name} row {number}", record, self.field, self.name)
+            if text.strip() and in_split(text, split):
+                yield text
+        if number == 0:
+            raise InputError(f"{self.name}: the dataset is empty; check the configuration name")
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
         try:
             import datasets
             import huggingface_hub
         except ImportError as error:
             raise BackendMissing(f"{self.name}: streaming needs datasets: pip install 'spikeopd[train]'") from error
+        revision = self.revision or None
         try:
             # Asked first because it fails within seconds when there is no network; streaming would retry for minutes.
-            huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.revision or None, timeout=10)
-            stream = datasets.load_dataset(
-                self.dataset, self.config, split="train", streaming=True, revision=self.revision or None
+            huggingface_hub.HfApi().dataset_info(self.dataset, revision=revision, timeout=10)
+            yield from datasets.load_dataset(
+                self.dataset, self.config, split="train", streaming=True, revision=revision
             )
-            rows = iter(stream)
-            first = next(rows, None)
         except Exception as error:  # the hub client raises a dozen unrelated kinds
+            reason = f"{type(error).__name__}: {_first_line(error)}"
             raise InputError(
-                f"{self.name}: cannot be read from the Hugging Face hub ({type(error).__name__}: {_first_line(error)})"
-                "; check the name and the network, or give local files with text:, jsonl: or parquet:"
+                f"{self.name}: cannot be read from the Hugging Face hub ({reason}); "
+                "check the name and the network, or give local files with text:, jsonl: or parquet:"
             ) from error
-        if first is None:
-            raise InputError(f"{self.name}: the dataset is empty; check the configuration name")
-        number = 0
-        record: Mapping[str, Any] | None = first
-        while record is not None:
-            number += 1
-            text = _field_text(f"{self.name} row {number}", record, self.field, self.name)
-            if text.strip() and in_split(text, split):
-                yield text
-            record = next(rows, None)
 
 
 SOURCES: dict[str, Callable[[str, str], Source]] = {

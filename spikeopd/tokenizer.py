@@ -222,5 +222,5 @@ def _download(name: str) -> Path:
 
             return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), etag_timeout=10))
         except Exception as error:  # the hub client raises a dozen unrelated kinds
-            reason = f"no such directory, and not on the Hugging Face hub: {type(error).__name__}"
+            reason = f"no such directory, and the Hugging Face hub did not give it ({type(error).__name__})"
     raise InputError(f"tokenizer '{name}': {reason}; give '{TINY}', a local directory or a reachable model name")
