@@ -102,6 +102,9 @@ def array_index(path: Path, locations: Mapping[str, Location], model: SpikeModel
     index = {}
     with h5py.File(path, "r") as file:
         for name, (_, shape) in array_specs(model.shape, model.precision).items():
+            if name not in locations and name.endswith(".bias"):
+                index[name] = {"constant": 0}
+                continue
             location = locations[name]
             dataset = file[location.path]
             offset = dataset.id.get_offset()

@@ -49,23 +49,51 @@ def export_parser() -> argparse.ArgumentParser:
     parser.add_argument("--to", choices=("nir", "lava"), default="nir", help="kind of bundle (default: nir)")
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
     parser.add_argument("--precision", choices=("int8", "float32"), default="int8", help="default: int8, spike-exact")
-    parser.add_argument("--nir-profile", choices=("cell", "unrolled"), default="cell",
-                        help="cell: nested blocks, attention of one pair to be replicated (default); "
-                        "unrolled: every token and pair of a small context, for conformance")  # fmt: skip
+    parser.add_argument(
+        "--nir-profile",
+        choices=("cell", "unrolled"),
+        default="cell",
+        help="cell: nested blocks, attention of one pair to be replicated (default); "
+        "unrolled: every token and pair of a small context, for conformance",
+    )
     parser.add_argument("--context", type=int, metavar="L", help="tokens of the unrolled profile (default: 4)")
-    parser.add_argument("--neuron", choices=("exact", "lif"), default="exact",
-                        help="exact: the neuron as a loop of standard nodes (default); lif: plain nir.LIF")  # fmt: skip
+    parser.add_argument(
+        "--neuron",
+        choices=("exact", "lif"),
+        default="exact",
+        help="exact: the neuron as a loop of standard nodes (default); lif: plain nir.LIF",
+    )
     parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: the checkpoint's)")
-    parser.add_argument("--text", default="python-docs", metavar="SOURCE",
-                        help="text for evaluation, calibration and the verification prompts (default: python-docs)")  # fmt: skip
-    parser.add_argument("--calibrate", type=int, default=0, metavar="TOKENS",
-                        help="search each neuron's clipping scale on this many training tokens (default: 0, off)")  # fmt: skip
-    parser.add_argument("--evaluation-tokens", type=int, metavar="N",
-                        help="tokens for perplexity before and after, 0 for none (default: 4096, fewer for large models)")  # fmt: skip
-    parser.add_argument("--verification-tokens", type=int, metavar="N",
-                        help="tokens compared spike for spike, at least 1 (default: 64, fewer for large models)")  # fmt: skip
-    parser.add_argument("--allow-lossy", action="store_true",
-                        help="write the bundle even if verification finds a difference; the report lists it")  # fmt: skip
+    parser.add_argument(
+        "--text",
+        default="python-docs",
+        metavar="SOURCE",
+        help="text for evaluation, calibration and the verification prompts (default: python-docs)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="search each neuron's clipping scale on this many training tokens (default: 0, off)",
+    )
+    parser.add_argument(
+        "--evaluation-tokens",
+        type=int,
+        metavar="N",
+        help="tokens for perplexity before and after, 0 for none (default: 4096, fewer for large models)",
+    )
+    parser.add_argument(
+        "--verification-tokens",
+        type=int,
+        metavar="N",
+        help="tokens compared spike for spike, at least 1 (default: 64, fewer for large models)",
+    )
+    parser.add_argument(
+        "--allow-lossy",
+        action="store_true",
+        help="write the bundle even if verification finds a difference; the report lists it",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     return parser
@@ -227,13 +255,15 @@ def _summary(report: dict[str, Any], output: Path) -> str:
     checked = report["verification"]
     lines = [
         f"bundle            {output}  ({report['target']}, {report['precision']})",
-        f"size              {report['file_bytes'] / 1e6:.2f} MB, {report['bytes_per_parameter']:.3f} bytes per parameter",
+        f"size              {report['file_bytes'] / 1e6:.2f} MB, "
+        f"{report['bytes_per_parameter']:.3f} bytes per parameter",
     ]
     if report["evaluation"]:
         e = report["evaluation"]
         before, after = e["perplexity_student"], e["perplexity_lowered"]
         lines += [
-            f"perplexity        {before:.3f} -> {after:.3f} ({(after / before - 1) * 100:+.2f} %), {e['tokens']} tokens of {e['text']}",
+            f"perplexity        {before:.3f} -> {after:.3f} ({(after / before - 1) * 100:+.2f} %), "
+            f"{e['tokens']} tokens of {e['text']}",
             f"token agreement   {e['token_agreement'] * 100:.2f} %",
             f"spike agreement   {e['spike_agreement'] * 100:.2f} % with the float student",
         ]

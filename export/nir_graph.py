@@ -247,13 +247,15 @@ def _head_matrix(model: SpikeModel) -> Array:
 
 
 def _projection(b: _Builder, index: int, label: str, weight: Array, site: Site, source: str) -> str:
+    """Affine where a bias exists, else Linear: readers are known to drop an Affine's bias (nirtorch 2.6 does)."""
     stored = np.ascontiguousarray(weight.T)
-    name_of = f"layers.{index}.{label}"
-    # Always affine, so that every projection looks the same even where a bias happens to be zero throughout.
-    bias = site.bias.astype(np.float32) / np.float32(1 << site.shift)
-    name = b.add(label, nir.Affine(stored, bias), source)
-    b.locate(name_of, name, "weight", transposed=True)
-    b.locate(f"layers.{index}.{PROJECTIONS[label]}.bias", name, "bias", transform="weight_units")
+    if site.bias.any():
+        bias = site.bias.astype(np.float32) / np.float32(1 << site.shift)
+        name = b.add(label, nir.Affine(stored, bias), source)
+        b.locate(f"layers.{index}.{PROJECTIONS[label]}.bias", name, "bias", transform="weight_units")
+    else:
+        name = b.add(label, nir.Linear(stored), source)
+    b.locate(f"layers.{index}.{label}", name, "weight", transposed=True)
     return name
 
 

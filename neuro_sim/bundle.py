@@ -44,7 +44,8 @@ Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeMode
 
 MANIFEST = "manifest.json"
 MODEL_FILES = ("model.nir", "arrays.h5")
-BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json", "netx.h5")
+BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
+NETX_FILE = re.compile(r"netx_layer\d{3}_(q|k|v|o|ffn)\.h5")
 MANIFEST_LIMIT = 64 << 20  # bytes; a thousand layers need less
 SIZE_LIMIT = 1 << 24  # no dimension of a model is larger; keeps products far from overflow
 STEPS_LIMIT = 1 << 10
@@ -54,6 +55,7 @@ PROJECTION_SITES = tuple(PROJECTIONS.values())
 # How a stored value becomes the model's. NIR's Threshold fires at `>`, so its file holds the float32 just below the
 # threshold; NIR's Affine adds its bias to the sum of weights, so it counts in weight units.
 TRANSFORMS = ("next_above", "weight_units")
+NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefore not stored
 
 
 def site_shift(site: str, precision: Precision) -> int:
@@ -201,7 +203,7 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
         if not isinstance(manifest.get(name), dict):
             raise _wrong(file, name, "an object", manifest.get(name))
     for name, entry in manifest["files"].items():
-        if name not in BUNDLE_FILES:
+        if name not in BUNDLE_FILES and not NETX_FILE.fullmatch(name):
             raise _wrong(file, "files", f"names among {', '.join(BUNDLE_FILES)}", name)
         digest = entry.get("sha256") if isinstance(entry, dict) else None
         if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
@@ -269,7 +271,12 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True) -> SpikeModel:
             folder / MANIFEST, "shape.num_hidden_layers", "layers that `arrays` lists", shape.num_hidden_layers
         )
     specs = array_specs(shape, precision)
-    views = {name: _check_entry(folder, name, entries.get(name), spec, sizes) for name, spec in specs.items()}
+    absent = {name for name in specs if name.endswith(".bias") and entries.get(name) == NO_BIAS}
+    views = {
+        name: _check_entry(folder, name, entries.get(name), spec, sizes)
+        for name, spec in specs.items()
+        if name not in absent
+    }
     total = sum(_bytes(view) for view in views.values())
     if total > sum(sizes.values()):
         raise InputError(
@@ -277,7 +284,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True) -> SpikeModel:
         )
     with ExitStack() as stack:
         maps = {name: _map(stack, folder / name) for name in {view["file"] for view in views.values()}}
-        arrays = {name: _read(folder, name, views[name], specs[name], maps, precision) for name in specs}
+        arrays = {name: _read(folder, name, view, specs[name], maps, precision) for name, view in views.items()}
     return assemble(shape, precision, manifest["decay"], manifest["embedding_shift"], manifest["epsilon"], arrays)
 
 

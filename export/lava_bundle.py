@@ -1,0 +1,129 @@
+"""The Lava bundle: the same integers as arrays in HDF5, and the process graph that runs them as JSON.
+
+graph.json names every process with its class, parameters and ports, and every connection, exactly as
+`neuro_sim.lava` builds them, so that another Lava installation can build the network without our reader. An array
+parameter is written {"array": NAME}; NAME is the dataset's path in arrays.h5. Needs no Lava to write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from export.nir_graph import Location
+from neuro_sim.bundle import PROJECTIONS, model_arrays
+from spikeopd.contracts import EMBED_SITE, Layer, Site, SpikeModel
+from spikeopd.files import write_json
+
+GRAPH_SCHEMA = "spikeopd.lava-graph/1"
+PACKAGE = "neuro_sim.lava.processes"
+ARRAYS, GRAPH = "arrays.h5", "graph.json"
+
+
+def write_lava(model: SpikeModel, folder: Path) -> tuple[str, dict[str, Location]]:
+    """Write arrays.h5 and graph.json; return the array file's name and where each array lies in it."""
+    locations = {}
+    with h5py.File(folder / ARRAYS, "w") as file:
+        for name, values in model_arrays(model).items():
+            path = "/" + name.replace(".", "/")
+            file.create_dataset(path, data=values)
+            locations[name] = Location(path)
+    write_json(folder / GRAPH, process_graph(model))
+    return ARRAYS, locations
+
+
+def process_graph(model: SpikeModel) -> dict[str, Any]:
+    """Processes in the order of computation, and connections "process.port" -> "process.port"."""
+    shape, d, steps = model.shape, model.shape.hidden_size, model.shape.num_steps
+    processes: list[dict[str, Any]] = []
+    connections: list[tuple[str, str]] = []
+
+    def process(name: str, kind: str, parameters: dict[str, Any], **ports: tuple[str, int]) -> None:
+        processes.append(
+            {
+                "name": name,
+                "class": f"{PACKAGE}.{kind}",
+                "parameters": parameters,
+                "ports": {port: {"direction": way, "shape": [size]} for port, (way, size) in ports.items()},
+            }
+        )
+
+    def neurons(name: str, site: Site, array: str) -> None:
+        parameters = {
+            "threshold": _array(f"{array}.threshold"),
+            "bias": _array(f"{array}.bias") if site.bias.any() else 0,
+            "shift": site.shift,
+            "decay": int(model.decay),
+            "num_steps": steps,
+        }
+        size = int(site.threshold.size)
+        process(name, "neuron.SubtractiveLIF", parameters, a_in=("in", size), s_out=("out", size))
+
+    def layer(index: int, values: Layer, x: str, h: str) -> tuple[str, str]:
+        name = f"layer{index}"
+        for weight, site in PROJECTIONS.items():
+            fan_in, fan_out = getattr(values, weight).shape
+            parameters = {"weights": _array(f"layers.{index}.{weight}")}
+            process(f"{name}.{weight}", "synapse.Projection", parameters, s_in=("in", fan_in), a_out=("out", fan_out))
+            neurons(f"{name}.s_{site}", values.sites[site], f"layers.{index}.{site}")
+            connections.append((f"{name}.{weight}.a_out", f"{name}.s_{site}.a_in"))
+        a, r = values.sites["a"], values.sites["r"]
+        parameters = {
+            "map_threshold": _array(f"layers.{index}.a.threshold"),
+            "map_shift": a.shift,
+            "value_threshold": _array(f"layers.{index}.r.threshold"),
+            "value_shift": r.shift,
+            "decay": int(model.decay),
+            "num_steps": steps,
+            "capacity": shape.max_position_embeddings,
+        }
+        ends = {"q_in": ("in", d), "k_in": ("in", d), "v_in": ("in", d), "s_out": ("out", d)}
+        process(f"{name}.attention", "attention.SpikingAttention", parameters, **ends)
+        for gain, station in (("gain_o", "add_o"), ("gain_y", "add_y")):
+            gains = {"gain": _array(f"layers.{index}.{gain}")}
+            process(f"{name}.{gain}", "synapse.OneToOneGain", gains, s_in=("in", d), a_out=("out", d))
+            ends = {"h_in": ("in", d), "a_in": ("in", d), "h_out": ("out", d)}
+            process(f"{name}.{station}", "synapse.Residual", {"shape": [d]}, **ends)
+        for site in ("x", "h"):
+            neurons(f"{name}.s_{site}", values.sites[site], f"layers.{index}.{site}")
+        wires = [
+            *((x, f"{name}.{weight}.s_in") for weight in ("w_q", "w_k", "w_v")),
+            *((f"{name}.s_{site}.s_out", f"{name}.attention.{site}_in") for site in "qkv"),
+            (f"{name}.attention.s_out", f"{name}.w_o.s_in"),
+            (f"{name}.s_o.s_out", f"{name}.gain_o.s_in"),
+            (h, f"{name}.add_o.h_in"),
+            (f"{name}.gain_o.a_out", f"{name}.add_o.a_in"),
+            (f"{name}.add_o.h_out", f"{name}.s_x.a_in"),
+            (f"{name}.add_o.h_out", f"{name}.add_y.h_in"),
+            (f"{name}.s_x.s_out", f"{name}.w_1.s_in"),
+            (f"{name}.s_f.s_out", f"{name}.w_2.s_in"),
+            (f"{name}.s_y.s_out", f"{name}.gain_y.s_in"),
+            (f"{name}.gain_y.a_out", f"{name}.add_y.a_in"),
+            (f"{name}.add_y.h_out", f"{name}.s_h.a_in"),
+        ]
+        connections.extend(wires)
+        return f"{name}.s_h.s_out", f"{name}.add_y.h_out"
+
+    process("injector", "host.EmbeddingInjector", {"shape": [d], "num_steps": steps}, a_out=("out", d))
+    neurons("s_embed", model.embed_site, EMBED_SITE)
+    connections.append(("injector.a_out", "s_embed.a_in"))
+    x, h = "s_embed.s_out", "injector.a_out"
+    for index, values in enumerate(model.layers):
+        x, h = layer(index, values, x, h)
+    process("readout", "host.RateReadout", {"shape": [d], "num_steps": steps}, s_in=("in", d))
+    connections.append((x, "readout.s_in"))
+    return {
+        "schema": GRAPH_SCHEMA,
+        "precision": model.precision,
+        "steps_per_token": steps,
+        "arrays": ARRAYS,
+        "host": "embedding and head run on the host: arrays embedding.* and head.* (docs/export.md)",
+        "processes": processes,
+        "connections": [list(pair) for pair in connections],
+    }
+
+
+def _array(name: str) -> dict[str, str]:
+    return {"array": name.replace(".", "/")}
