@@ -1,6 +1,6 @@
 """Writes energy/data/example_run.json: the dense oracle over a small random model. Run it after a change of format.
 
-    python tests/unit/energy/make_example_run.py
+python tests/unit/energy/make_example_run.py
 """
 
 from __future__ import annotations
