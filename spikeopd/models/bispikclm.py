@@ -29,18 +29,6 @@ from spikeopd.models.neurons import lif, lif_membrane
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
 
-# Shapes of the teachers (OPT's own configs) and the tiny default.
-PRESETS: dict[str, dict[str, int]] = {
-    "tiny": dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, ffn_dim=512, vocab_size=1024,
-                 max_position_embeddings=256, word_embed_proj_dim=128),
-    "opt-125m": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, ffn_dim=3072, vocab_size=50272,
-                     max_position_embeddings=2048, word_embed_proj_dim=768),
-    "opt-350m": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, ffn_dim=4096, vocab_size=50272,
-                     max_position_embeddings=2048, word_embed_proj_dim=512),
-    "opt-1.3b": dict(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, ffn_dim=8192, vocab_size=50272,
-                     max_position_embeddings=2048, word_embed_proj_dim=2048),
-}  # fmt: skip
-
 
 class BiSpikCLMConfig(PreTrainedConfig):
     """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi` and `grid_bits`.
@@ -110,12 +98,13 @@ class Recorder:
 
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
-    Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers.
+    Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` keeps only those positions.
     """
 
     sites: Iterable[str] | None = None
     layers: Iterable[int] | None = None
     membranes_of: Iterable[str] = ()
+    tokens: slice = field(default_factory=lambda: slice(None))
     spikes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     membranes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
@@ -127,8 +116,16 @@ class Recorder:
         return sites, frozenset(self.membranes_of)
 
     def keep(self, layer: int, kept: dict[str, Tensor], membranes: dict[str, Tensor]) -> None:
-        self.spikes.update({(layer, site): value for site, value in kept.items()})
-        self.membranes.update({(layer, site): value for site, value in membranes.items()})
+        for target, values in ((self.spikes, kept), (self.membranes, membranes)):
+            for site, value in values.items():
+                target[layer, site] = self._cut(site, value)
+
+    def _cut(self, site: str, value: Tensor) -> Tensor:
+        if self.tokens == slice(None):
+            return value
+        part = value[..., self.tokens, :]  # the token axis is second to last everywhere; for `a` it is the query
+        # Outside the graph a view would keep the whole tensor alive.
+        return part if value.requires_grad else part.clone()
 
 
 class _Snap(torch.autograd.Function):
@@ -149,6 +146,7 @@ class SpikeLinear(nn.Linear):
     def __init__(self, fan_in: int, fan_out: int, grid_bits: int | None) -> None:
         super().__init__(fan_in, fan_out)
         self.grid_bits = grid_bits
+        self.keep_snapped = True
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
     def on_grid(self) -> tuple[Tensor, Tensor]:
@@ -162,6 +160,8 @@ class SpikeLinear(nn.Linear):
         if self._snapped is None or self._snapped[0] != key:
             with torch.no_grad():
                 pair = _Snap.apply(self.weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
+            if not self.keep_snapped:
+                return pair
             self._snapped = (key, *pair)
         return self._snapped[1:]
 

@@ -1,0 +1,121 @@
+r"""Every loss of the paper as a pure function that returns a **sum**; the loop divides once per optimizer step.
+
+Hence splitting a batch into micro-batches or over ranks cannot change the gradient. Symbols follow the paper:
+p teacher, q student, r reference; `mask` is 1 on valid positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+# --- between distributions; logits [..., vocab] -> sum over the leading positions ------------------------------------
+
+
+def forward_kl(student: Tensor, target: Tensor) -> Tensor:
+    """sum KL(target || student), over the complete vocabulary (Eq. app_opd). Gradient in the logits: q - p."""
+    log_p = target.log_softmax(-1)
+    return F.kl_div(student.log_softmax(-1), log_p, log_target=True, reduction="sum")
+
+
+def reverse_kl(student: Tensor, target: Tensor) -> Tensor:
+    """sum KL(student || target) (Eq. app_ref). Gradient in the logits: q (log q/r - KL)."""
+    return F.kl_div(target.log_softmax(-1), student.log_softmax(-1), log_target=True, reduction="sum")
+
+
+def jsd(student: Tensor, target: Tensor, beta: float = 0.5) -> Tensor:
+    """Generalised Jensen-Shannon divergence of GKD: beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1-beta) q."""
+    log_q, log_p = student.log_softmax(-1), target.log_softmax(-1)
+    weights = torch.tensor([beta, 1 - beta], dtype=log_q.dtype, device=log_q.device).log()
+    log_m = torch.logsumexp(torch.stack((log_p + weights[0], log_q + weights[1])), 0)
+    left = F.kl_div(log_m, log_p, log_target=True, reduction="sum")
+    right = F.kl_div(log_m, log_q, log_target=True, reduction="sum")
+    return beta * left + (1 - beta) * right
+
+
+def soft_token(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+    """STA (Eq. app_token_alignment): T^2 sum KL of the softened distributions. |gradient| <= sqrt(2) T a position."""
+    return temperature**2 * forward_kl(student / temperature, teacher / temperature)
+
+
+def hard_token(student: Tensor, labels: Tensor) -> Tensor:
+    """HTA: sum of - log q(x_{t+1}); labels [...] of token ids."""
+    return F.cross_entropy(student.flatten(0, -2), labels.flatten(), reduction="sum")
+
+
+# --- between tensors -------------------------------------------------------------------------------------------------
+
+
+def masked_square_error(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Numerator of MSE over the valid coordinates (Eq. app_masked_mse)."""
+    error = (x - y).square()
+    return error.sum() if mask is None else (error * mask).sum()
+
+
+def spike_loss(
+    rates: Tensor, reference: Tensor, rate_min: float = 0.01, rate_max: float = 0.58, rho: float = 1.0
+) -> Tensor:
+    r"""L_spk (Eq. app_spike): mean over monitored layers of [r_min - r]_+^2 + [r - r_max]_+^2 + rho (r - r_ref)^2.
+
+    rates, reference: [layers], each the mean over the *whole* batch. The loss is not linear in the rate, so a split
+    batch needs the whole batch's rates first: see `spike_coefficients`.
+    """
+    low, high = (rate_min - rates).clamp(min=0), (rates - rate_max).clamp(min=0)
+    return (low.square() + high.square() + rho * (rates - reference).square()).mean()
+
+
+def spike_coefficients(
+    rates: Tensor, reference: Tensor, rate_min: float, rate_max: float, rho: float
+) -> tuple[Tensor, Tensor]:
+    """(L_spk, dL_spk/dr_l): the chain rule cut at the rates, so that any part of a batch can go backward alone."""
+    with torch.enable_grad():
+        leaf = rates.detach().requires_grad_(True)
+        loss = spike_loss(leaf, reference, rate_min, rate_max, rho)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+    return loss.detach(), gradient
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def chunked(function: Callable[..., Tensor], chunk: int, *tensors: Tensor) -> Tensor:
+    """sum of function(*parts) over chunks of the first axis; nothing inside a chunk is kept for the backward pass.
+
+    With `function` taking features through the output table, the memory for logits is chunk x vocabulary,
+    whatever the batch.
+    """
+    total: Tensor | None = None
+    for parts in zip(*(tensor.split(chunk) for tensor in tensors), strict=True):
+        if torch.is_grad_enabled():
+            value = checkpoint(function, *parts, use_reentrant=False, preserve_rng_state=False)
+        else:
+            value = function(*parts)
+        total = value if total is None else total + value
+    assert total is not None, "chunked() needs at least one row"
+    return total
+
+
+# --- maps between unequal shapes -------------------------------------------------------------------------------------
+
+
+def layer_map(student_layers: int, teacher_layers: int) -> list[int]:
+    """pi(l), 0-based: identity for equal depths, otherwise uniform skipping that ends at the last teacher layer."""
+    return [round((layer + 1) * teacher_layers / student_layers) - 1 for layer in range(student_layers)]
+
+
+def head_map(student_heads: int, teacher_heads: int) -> list[int]:
+    """chi(a), 0-based: identity for equal counts, otherwise evenly spread."""
+    return [head * teacher_heads // student_heads for head in range(student_heads)]
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jsd": jsd,
+}
+
+Layers = Sequence[int]
