@@ -43,13 +43,15 @@ class LavaDecoder:
         require_lava()
         from lava.magma.core.run_configs import Loihi2SimCfg
 
-        from neuro_sim.lava import runtime
+        from neuro_sim.lava import compiled, runtime
         from neuro_sim.lava.processes.network import SpikingDecoder
 
         self.model = model if precision == "fixed" else float_twin(model)
         self.trace = trace
         self._head = _HostHead(self.model)
         self._counter = EventCounter(self.model)
+        if (precision, granularity) == ("fixed", "fused"):
+            compiled.warm_up()  # before the fork, so that every process inherits the code
         with quiet_logging(), runtime.unregistered():
             self.network = SpikingDecoder(model=self.model, reports=True)
             config = Loihi2SimCfg(select_tag=TAGS[precision], select_sub_proc_model=granularity == "graph")

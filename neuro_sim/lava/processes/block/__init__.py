@@ -6,7 +6,6 @@ Both compute the same spikes. Lava chooses with `select_sub_proc_model` (True: g
 # mypy: allow-subclassing-any, allow-untyped-decorators
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,8 @@ from lava.magma.core.process.variable import Var
 from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
-from neuro_sim.lava.arithmetic import (
-    coincidences,
-    step_fixed,
-    step_float,
-    synapse_matrix,
-    synapse_sums,
-    weighted_values,
-)
+from neuro_sim.lava import compiled
+from neuro_sim.lava.arithmetic import coincidences, step_float, synapse_matrix, synapse_sums, weighted_values
 from neuro_sim.lava.processes.attention import SpikingAttention, cache_row
 from neuro_sim.lava.processes.base import Array, TokenModel, spikes
 from neuro_sim.lava.processes.neuron import SubtractiveLIF
@@ -36,6 +29,7 @@ from neuro_sim.lava.report import ReportLayout
 from spikeopd.contracts import LAYER_SITES, Layer, ModelShape
 
 REPORTS_IN_FLIGHT = 2
+WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
 
 
 class SpikingBlock(AbstractProcess):
@@ -150,35 +144,27 @@ class BlockGraph(AbstractSubProcessModel):
 
 
 class _FusedModel(TokenModel):
-    """The whole layer in one process: the same arithmetic as the parts, with no messages in between."""
+    """The whole layer in one process, with no messages in between. The precisions differ in three methods."""
 
-    step: Callable[..., int]
-    membrane: Any
-    stream: Any
+    number: Any  # of membranes and of the residual stream
 
     def __init__(self, proc_params: Any) -> None:
         super().__init__(proc_params)
         layer: Layer = proc_params["layer"]
         shape: ModelShape = proc_params["shape"]
-        self._decay = proc_params["decay"]
-        self._heads, self._capacity = shape.num_attention_heads, shape.max_position_embeddings
-        self._matrices = {
-            name: synapse_matrix(getattr(layer, name)) for name in ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
-        }
-        self._gain_o, self._gain_y = layer.gain_o.astype(self.stream), layer.gain_y.astype(self.stream)
+        self._shape, self._decay, self._capacity = shape, proc_params["decay"], shape.max_position_embeddings
+        self._weights = {name: self._synapses(getattr(layer, name)) for name in WEIGHTS}
+        self._gain_o, self._gain_y = layer.gain_o.astype(self.number), layer.gain_y.astype(self.number)
         self._sites = {
-            site: (group.threshold.astype(self.membrane), group.bias.astype(self.membrane), group.shift)
+            site: (group.threshold.astype(self.number), group.bias.astype(self.number), group.shift)
             for site, group in layer.sites.items()
         }
-        sizes: dict[str, tuple[int, ...]] = {site: (shape.site_size(site, self._capacity - 1),) for site in LAYER_SITES}
-        sizes["a"] = (self._heads, self._capacity)
-        threshold, _, shift = self._sites["a"]
-        self._sites["a"] = (threshold.reshape(-1, 1), np.zeros((1, 1), self.membrane), shift)
-        self._v = {site: np.zeros(sizes[site], self.membrane) for site in LAYER_SITES}
+        sizes: dict[str, tuple[int, ...]] = {site: (shape.site_size(site, 0),) for site in LAYER_SITES}
+        sizes["a"] = (shape.num_attention_heads, self._capacity)
+        self._v = {site: np.zeros(sizes[site], self.number) for site in LAYER_SITES}
         self._s = {site: np.zeros(sizes[site], bool) for site in LAYER_SITES}
         self._hits = dict.fromkeys(LAYER_SITES, 0)
-        cache = (shape.num_steps, self._capacity, shape.hidden_size)
-        self._keys, self._values = np.zeros(cache, bool), np.zeros(cache, bool)
+        self._values = np.zeros((shape.num_steps, self._capacity, shape.hidden_size), bool)
 
     def run_spk(self) -> None:
         x, h = spikes(self.x_in), self.h_in.recv()
@@ -187,12 +173,9 @@ class _FusedModel(TokenModel):
                 self._v[site][...] = 0
                 self._s[site][...] = False
         row = cache_row(self.position, self._capacity)
-        keys, values, seen = self._keys[self.tau], self._values[self.tau], slice(0, row + 1)
-        q = self._fire("q", self._project(x, "w_q"))
-        keys[row] = self._fire("k", self._project(x, "w_k"))
-        values[row] = self._fire("v", self._project(x, "w_v"))
-        a = self._fire("a", coincidences(q, keys[seen], self._heads), seen)
-        r = self._fire("r", weighted_values(a, values[seen]))
+        q, k, v = (self._fire(site, self._project(x, f"w_{site}")) for site in "qkv")
+        self._values[self.tau, row] = v
+        r = self._fire("r", self._attend(q, k, row))
         h = h + self._fire("o", self._project(r, "w_o")) * self._gain_o
         f = self._fire("f", self._project(self._fire("x", h), "w_1"))
         h = h + self._fire("y", self._project(f, "w_2")) * self._gain_y
@@ -202,21 +185,26 @@ class _FusedModel(TokenModel):
         if self.token_ends:
             self.position[0] += 1
 
-    def _fire(self, site: str, current: Array, columns: slice = slice(None)) -> Array:
-        threshold, bias, shift = self._sites[site]
-        v, s = self._v[site][..., columns], self._s[site][..., columns]
-        self._hits[site] = type(self).step(v, s, current, threshold, bias, shift, self._decay)
-        return s
+    def _synapses(self, weights: Array) -> Array:
+        """Weights as `_project` wants them."""
+        raise AssertionError("a model without arithmetic")
 
-    def _project(self, spikes: Array, name: str) -> Array:
-        return synapse_sums(spikes, self._matrices[name])
+    def _project(self, fired: Array, name: str) -> Array:
+        raise AssertionError("a model without arithmetic")
+
+    def _fire(self, site: str, current: Array) -> Array:
+        raise AssertionError("a model without arithmetic")
+
+    def _attend(self, q: Array, k: Array, row: int) -> Array:
+        """Remember the keys, fire S_A and return Z."""
+        raise AssertionError("a model without arithmetic")
 
 
 @implements(proc=SpikingBlock, protocol=LoihiProtocol)
 @requires(CPU)
 @tag("fused", "fixed_pt")
 class PyBlockFixed(_FusedModel):
-    """Bit-accurate."""
+    """Bit-accurate, in compiled loops that read only the weight rows of inputs that spiked."""
 
     x_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, bool, precision=1)
     h_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, np.int64, precision=32)
@@ -224,19 +212,43 @@ class PyBlockFixed(_FusedModel):
     h_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.int64, precision=32)
     report: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.uint8)
     position: np.ndarray = LavaPyType(np.ndarray, np.int64)
-    step = staticmethod(step_fixed)
-    membrane = np.int64
-    stream = np.int64
+    number = np.int64
 
-    def _project(self, spikes: Array, name: str) -> Array:
-        return super()._project(spikes, name).astype(np.int64)
+    def __init__(self, proc_params: Any) -> None:
+        super().__init__(proc_params)
+        heads, words = self._shape.num_attention_heads, -(-self._shape.head_dim // 64)
+        self._query = np.zeros((heads, words), np.uint64)
+        self._keys = np.zeros((self._shape.num_steps, self._capacity, heads, words), np.uint64)
+        self._sums = {name: np.zeros(weights.shape[1], np.int32) for name, weights in self._weights.items()}
+        self._z = np.zeros(self._shape.hidden_size, np.int32)
+
+    def _synapses(self, weights: Array) -> Array:
+        return np.ascontiguousarray(weights)
+
+    def _project(self, fired: Array, name: str) -> Array:
+        compiled.project(fired, self._weights[name], self._sums[name])
+        return self._sums[name]
+
+    def _fire(self, site: str, current: Array) -> Array:
+        self._hits[site] = compiled.fire(self._v[site], self._s[site], current, *self._sites[site], self._decay)
+        return self._s[site]
+
+    def _attend(self, q: Array, k: Array, row: int) -> Array:
+        compiled.pack(q, self._query)
+        compiled.pack(k, self._keys[self.tau, row])
+        keys, values = self._keys[self.tau, : row + 1], self._values[self.tau].view(np.uint8)
+        threshold, _, shift = self._sites["a"]
+        self._hits["a"] = compiled.attend(
+            self._query, keys, values, self._v["a"], self._s["a"], threshold, shift, self._decay, self._z
+        )
+        return self._z
 
 
 @implements(proc=SpikingBlock, protocol=LoihiProtocol)
 @requires(CPU)
 @tag("fused", "floating_pt")
 class PyBlockFloat(_FusedModel):
-    """float32."""
+    """float32, with the functions that the parts of the graph use."""
 
     x_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, bool, precision=1)
     h_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, np.float32)
@@ -244,6 +256,26 @@ class PyBlockFloat(_FusedModel):
     h_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.float32)
     report: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.uint8)
     position: np.ndarray = LavaPyType(np.ndarray, np.int64)
-    step = staticmethod(step_float)
-    membrane = np.float32
-    stream = np.float32
+    number = np.float32
+
+    def __init__(self, proc_params: Any) -> None:
+        super().__init__(proc_params)
+        self._keys = np.zeros_like(self._values)
+
+    def _synapses(self, weights: Array) -> Array:
+        return synapse_matrix(weights)
+
+    def _project(self, fired: Array, name: str) -> Array:
+        return synapse_sums(fired, self._weights[name])
+
+    def _fire(self, site: str, current: Array) -> Array:
+        self._hits[site] = step_float(self._v[site], self._s[site], current, *self._sites[site], self._decay)
+        return self._s[site]
+
+    def _attend(self, q: Array, k: Array, row: int) -> Array:
+        self._keys[self.tau, row] = k
+        seen = slice(0, row + 1)
+        v, s = self._v["a"][:, seen], self._s["a"][:, seen]
+        counts = coincidences(q, self._keys[self.tau, seen], self._shape.num_attention_heads)
+        step_float(v, s, counts, self._sites["a"][0][:, None], 0, 0, self._decay)
+        return weighted_values(s, self._values[self.tau, seen])
