@@ -1,0 +1,343 @@
+"""Autoregressive decoding shared by every backend: feed, sample, stop, count.
+
+A backend is a `Decoder`: it feeds one token at a time. The event engine can do more (`prefill` a prompt in blocks,
+`batch` several sequences side by side), and `generate` uses that where it finds it; the tokens are the same.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
+from spikeopd.errors import ConfigError, InputError
+
+Array = NDArray[Any]
+Stopped = Literal["length", "eos", "context", "interrupted"]
+PHASES = ("prompt", "generation")
+MAX_BATCH = 32  # sequences decoded side by side; more are taken in turns
+PROMPT_CHUNK = 128  # prompt tokens fed before the progress is reported and Ctrl-C is looked at
+
+
+class Decoder(Protocol):
+    """What every backend offers. `trace`, if set, receives the spikes."""
+
+    model: SpikeModel
+    trace: SpikeTrace | None
+
+    def reset(self) -> None: ...
+
+    def step(self, token: int) -> tuple[Array, Activity]: ...
+
+
+class Batch(Protocol):
+    """Sequences decoded side by side."""
+
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> tuple[Array, list[Activity]]: ...
+
+    def step(self, sequences: Sequence[int], tokens: Sequence[int]) -> tuple[Array, list[Activity]]: ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+            problems.append(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k < 0:
+            problems.append(f"top-k must be 0 (off) or more, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            problems.append(f"top-p must be above 0 and at most 1, got {self.top_p}")
+        if self.seed < 0:
+            problems.append(f"seed must be 0 or more, got {self.seed}")
+        if self.max_new_tokens < 0:
+            problems.append(f"max-new-tokens must be 0 or more, got {self.max_new_tokens}")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+@dataclass
+class Generated:
+    """One sequence. `fed` counts the tokens that went through the network."""
+
+    prompt_tokens: list[int]
+    generated_tokens: list[int] = field(default_factory=list)
+    stopped: Stopped = "interrupted"
+    fed: int = 0
+
+
+@dataclass
+class Result:
+    """What a run produced and what it cost. Valid at every moment, also after an interruption."""
+
+    sequences: list[Generated]
+    phases: dict[str, Activity]
+    per_token: dict[str, list[Any]]
+    seconds: dict[str, float]
+    complete: bool = False
+
+    @property
+    def activity(self) -> Activity:
+        """All events of the run."""
+        layers, steps = self.phases["prompt"].sops_unmasked.shape
+        total = Activity.zeros(layers, steps)
+        for phase in PHASES:
+            total.add(self.phases[phase])
+        return total
+
+
+Notify = Callable[[Result, int, int | None], None]  # result so far, sequence, new token (None: prompt progress)
+
+
+def choose(logits: Array, sampling: Sampling, generator: np.random.Generator) -> int:
+    """The next token. Ties go to the lower token number, so the choice is the same everywhere."""
+    if sampling.temperature == 0:
+        return int(np.argmax(logits))
+    candidates = np.arange(logits.size)
+    if 0 < sampling.top_k < logits.size:
+        candidates = _largest(logits, sampling.top_k)
+    scaled = logits[candidates] / sampling.temperature
+    weights = np.exp(scaled - scaled.max())
+    if sampling.top_p < 1:
+        order = np.lexsort((candidates, -weights))
+        reached = np.cumsum(weights[order]) >= sampling.top_p * weights.sum()
+        keep = np.sort(order[: int(np.argmax(reached)) + 1])
+        candidates, weights = candidates[keep], weights[keep]
+    cumulative = np.cumsum(weights)
+    place = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
+    return int(candidates[min(int(place), candidates.size - 1)])
+
+
+def _largest(logits: Array, count: int) -> Array:
+    """The `count` largest by value, then by lower index; in ascending order of index."""
+    limit = np.partition(logits, logits.size - count)[logits.size - count]
+    above, ties = np.flatnonzero(logits > limit), np.flatnonzero(logits == limit)
+    return np.sort(np.concatenate([above, ties[: count - above.size]]))
+
+
+def generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
+    """One random stream per sequence, fixed by seed, prompt and how often the same prompt came before.
+
+    So a sequence's tokens depend neither on the other prompts of the run nor on their order.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    streams = []
+    for prompt in prompts:
+        key = tuple(prompt)
+        streams.append(np.random.default_rng([seed, seen[key], *key]))
+        seen[key] += 1
+    return streams
+
+
+class _OneSequence:
+    """A plain decoder seen as a batch of one."""
+
+    def __init__(self, decoder: Decoder, trace: SpikeTrace | None) -> None:
+        self.decoder = decoder
+        decoder.reset()
+        decoder.trace = trace
+
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> tuple[Array, list[Activity]]:
+        results = [self.decoder.step(token) for token in tokens]
+        return results[-1][0], [activity for _, activity in results]
+
+    def step(self, sequences: Sequence[int], tokens: Sequence[int]) -> tuple[Array, list[Activity]]:
+        logits, activity = self.decoder.step(tokens[0])
+        return logits[None], [activity]
+
+
+class Interruption:
+    """Set by the first Ctrl-C, so that the current token is finished; the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def handle(self, signum: int, frame: Any) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def check(self) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def postponed_interrupt() -> Iterator[Interruption]:
+    """Within, Ctrl-C takes effect between tokens. Only the main thread can set that up; elsewhere nothing changes."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before = signal.signal(signal.SIGINT, interruption.handle)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def check_prompts(model: SpikeModel, prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse what cannot be fed, before anything is."""
+    shape = model.shape
+    if not prompts:
+        raise InputError("nothing to decode: give at least one prompt")
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise InputError(f"prompt {index} has no tokens; give it some text")
+        if len(prompt) > shape.max_position_embeddings:
+            limit = shape.max_position_embeddings
+            raise InputError(f"prompt {index} has {len(prompt)} tokens; this model's context holds {limit}")
+        wrong = [token for token in prompt if not 0 <= token < shape.vocab_size]
+        if wrong:
+            raise InputError(f"prompt {index}: token {wrong[0]} is outside the vocabulary of {shape.vocab_size}")
+
+
+def generate(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling | None = None,
+    eos_token_id: int | None = None,
+    notify: Notify | None = None,
+    traces: Sequence[SpikeTrace | None] | None = None,
+) -> Result:
+    """Continue every prompt until a stop: `length`, `eos`, `context` (no room left), or `interrupted` (Ctrl-C)."""
+    sampling = sampling or Sampling()
+    check_prompts(decoder.model, prompts)
+    shape = decoder.model.shape
+    empty = [Activity.zeros(shape.num_hidden_layers, shape.num_steps) for _ in PHASES]
+    columns = ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")
+    result = Result(
+        sequences=[Generated(list(prompt)) for prompt in prompts],
+        phases=dict(zip(PHASES, empty, strict=True)),
+        per_token={name: [] for name in columns},
+        seconds=dict.fromkeys(PHASES, 0.0),
+    )
+    run = _Run(decoder, sampling, eos_token_id, notify, list(traces or [None] * len(prompts)), result)
+    with postponed_interrupt() as interruption:
+        try:
+            run.all_sequences(interruption)
+            result.complete = True
+        except KeyboardInterrupt:
+            result.complete = False
+        finally:
+            run.add_unmasked()
+    return result
+
+
+class _Run:
+    """The loop of `generate` and its bookkeeping."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampling: Sampling,
+        eos: int | None,
+        notify: Notify | None,
+        traces: list[SpikeTrace | None],
+        result: Result,
+    ) -> None:
+        self.decoder, self.sampling, self.eos, self.notify = decoder, sampling, eos, notify
+        self.traces, self.result = traces, result
+        self.random = generators([s.prompt_tokens for s in result.sequences], sampling.seed)
+        shape = decoder.model.shape
+        # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.
+        self.queries = np.zeros((len(traces), len(PHASES), shape.num_hidden_layers, shape.num_steps), np.int64)
+
+    def all_sequences(self, interruption: Interruption) -> None:
+        count = len(self.result.sequences)
+        make_batch = getattr(self.decoder, "batch", None)
+        width = MAX_BATCH if make_batch else 1
+        for first in range(0, count, width):
+            members = list(range(first, min(count, first + width)))
+            traces = [self.traces[index] for index in members]
+            batch: Batch = make_batch(traces) if make_batch else _OneSequence(self.decoder, traces[0])
+            self.group(batch, members, interruption)
+
+    def group(self, batch: Batch, members: list[int], interruption: Interruption) -> None:
+        """Prompts one after the other, then one token of every unfinished sequence at a time."""
+        pending: dict[int, int] = {}  # place in the batch -> token to feed next
+        for place, index in enumerate(members):
+            logits = self.prompt(batch, place, index, interruption)
+            self.accept(pending, place, index, logits)
+        while pending:
+            interruption.check()
+            places, tokens = list(pending), list(pending.values())
+            started = time.perf_counter()
+            logits, activities = batch.step(places, tokens)
+            self.result.seconds["generation"] += time.perf_counter() - started
+            for place, activity in zip(places, activities, strict=True):
+                self.count(members[place], "generation", activity)
+            for row, place in enumerate(places):
+                self.accept(pending, place, members[place], logits[row])
+
+    def prompt(self, batch: Batch, place: int, index: int, interruption: Interruption) -> Array:
+        tokens = self.result.sequences[index].prompt_tokens
+        logits = np.empty(0)
+        for start in range(0, len(tokens), PROMPT_CHUNK):
+            interruption.check()
+            started = time.perf_counter()
+            logits, activities = batch.prefill(place, tokens[start : start + PROMPT_CHUNK])
+            self.result.seconds["prompt"] += time.perf_counter() - started
+            for activity in activities:
+                self.count(index, "prompt", activity)
+            if self.notify:
+                self.notify(self.result, index, None)
+        return logits
+
+    def accept(self, pending: dict[int, int], place: int, index: int, logits: Array) -> None:
+        """Choose the sequence's next token, or end it."""
+        sequence = self.result.sequences[index]
+        pending.pop(place, None)
+        if len(sequence.generated_tokens) >= self.sampling.max_new_tokens:
+            sequence.stopped = "length"
+            return
+        started = time.perf_counter()
+        token = choose(logits, self.sampling, self.random[index])
+        self.result.seconds["generation"] += time.perf_counter() - started
+        sequence.generated_tokens.append(token)
+        if token == self.eos:
+            sequence.stopped = "eos"
+        elif len(sequence.generated_tokens) >= self.sampling.max_new_tokens:
+            sequence.stopped = "length"
+        elif sequence.fed >= self.decoder.model.shape.max_position_embeddings:
+            sequence.stopped = "context"
+        else:
+            pending[place] = token
+        if self.notify:
+            self.notify(self.result, index, token)
+
+    def count(self, index: int, phase: str, activity: Activity) -> None:
+        sequence, rows = self.result.sequences[index], self.result.per_token
+        self.result.phases[phase].add(activity)
+        self.queries[index, PHASES.index(phase)] += activity.spikes["q"]
+        rows["sequence"].append(index)
+        rows["position"].append(sequence.fed)
+        rows["phase"].append(phase)
+        rows["spikes"].append(sum(int(spikes.sum()) for spikes in activity.spikes.values()))
+        rows["sops"].append(sum(int(sops.sum()) for sops in activity.sops.values()))
+        rows["macs"].append(activity.macs["embed"] + activity.macs["head"])
+        rows["bytes"].append(sum(activity.bytes.values()))
+        sequence.fed += 1
+
+    def add_unmasked(self) -> None:
+        """sops_unmasked: every query spike of a sequence against all of its tokens."""
+        for index, sequence in enumerate(self.result.sequences):
+            for place, phase in enumerate(PHASES):
+                self.result.phases[phase].sops_unmasked += self.queries[index, place] * sequence.fed

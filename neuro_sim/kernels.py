@@ -1,0 +1,658 @@
+"""The compiled passes of the event engine: one call decodes a block of tokens, on any number of threads.
+
+A *lane* is one token of the block: the next token of one of several sequences (batched decoding), or one of several
+successive tokens of one sequence (prefill). The block goes through the network layer by layer, so a weight row that
+several lanes need is fetched from memory once. All threads run `decode_block` on disjoint columns or heads and meet
+at barriers; everything is an exact integer, so the result does not depend on their number.
+
+Spikes of a neuron are a uint32 mask with one bit per step, which is also what the row kernels want: rows are visited
+grouped by mask, each row once, and their sum is added to every step in which those inputs spiked.
+
+The kernels see the model, the buffers and the lanes as records of integers (`PLAN`, `WORK`, `LANES_GIVEN`), in which
+arrays are addresses: that keeps a call cheap and compilation short. `engine.py` fills them and keeps the arrays alive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from neuro_sim import intrinsics
+from neuro_sim.intrinsics import (
+    LANES,
+    LINE,
+    SEGMENT_ROWS,
+    STEP_GROUP,
+    WORD,
+    add_gains,
+    add_rows_1,
+    add_rows_2,
+    add_rows_4,
+    add_rows_8,
+    affine,
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    attend_word,
+    centre,
+    clear,
+    count_bits,
+    fire,
+    move_sums,
+    pack_word,
+    put_bits,
+    read_float,
+    read_int32,
+    read_int64,
+    read_uint32,
+    reuse_rows_1,
+    reuse_rows_2,
+    reuse_rows_4,
+    reuse_rows_8,
+    scale_rows_1,
+    scale_rows_4,
+    sum_values,
+    to_float,
+    widen_sums,
+    write_int32,
+    write_int64,
+)  # fmt: skip
+from spikeopd.contracts import LOGIT_INPUT_BITS
+
+Array = NDArray[Any]
+compiled: Callable[[Any], Any] = njit(nogil=True)
+
+# Columns of the per-layer tables, in the order of contracts.LAYER_SITES and of the weights of contracts.Layer.
+Q, K, V, A, R, O, X, F, Y, H = range(10)  # noqa: E741
+NUM_SITES = 10
+W_Q, W_K, W_V, W_O, W_1, W_2 = range(6)
+NUM_WEIGHTS = 6
+FROM_INPUT, FROM_R, FROM_X, FROM_F, FROM_O, FROM_Y = range(6)  # drivers whose active rows are counted
+NUM_DRIVERS = 6
+
+PATTERNS = 1 << STEP_GROUP
+LIST_PADDING = 16  # entries the prefetching row kernels may read beyond a list
+RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
+INT32_LIMIT = 1 << 31
+TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
+MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
+HEAD_COLUMNS = 1024
+LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
+
+
+def _record(fields: str) -> np.dtype[Any]:
+    """A record of int64 fields; a trailing ! marks a float64."""
+    return np.dtype([(name.rstrip("!"), "f8" if name.endswith("!") else "i8") for name in fields.split()])
+
+
+# Sizes ending in _pad are rounded up to whole cache lines (LINE). `row` is the length of one layer's row in tables of
+# neurons; `offsets` says where a site starts in it.
+PLAN = _record("""
+    layers steps hidden hidden_pad ffn ffn_pad heads head_dim head_pad key_words blocks vocab vocab_pad
+    head_width head_width_pad factorised decay row embed_shift epsilon!
+    offsets weights thresholds biases shifts map_thresholds gains embed_threshold embed_bias
+    head_rows table gamma head_sums row_scale bias out_scale out_bias
+""")
+# offsets         int64 [10]
+# weights         int64 [layers, 6]: addresses of int8 [in, out_pad]
+# thresholds      int32 [layers, row]            biases       int32 [layers, row]
+# shifts          int64 [layers, 10]             gains        int32 [layers, 2, hidden_pad]
+# map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]
+# head_rows       int8 [hidden, head_width_pad]  table        int8 [word_embed_proj_dim, vocab_pad]
+# gamma           int32 [hidden]; ones if factorised
+# head_sums       float64 [head_width_pad]       row_scale, bias  float64 [vocab_pad]
+# out_scale, out_bias  float64 [head_width_pad] if factorised
+
+WORK = _record("""
+    lanes record list_size max_runs
+    residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries
+    spikes saturations additions active counts head_active narrow barrier
+""")
+# residual     int32 [lanes, T_s, hidden_pad]     embed_masks uint32 [lanes, row]
+# masks        uint32 [layers if record else 1, lanes, row]
+# map_words    uint64 [layers if record else 1, lanes, heads, T_s, blocks]
+# rows         int32 [lanes, list_size]           factors     int32 [lanes, list_size]
+# runs         int64 [lanes, max_runs, 4]         num_runs    int64 [lanes]
+# Per thread:
+# sums         int16 [threads, 4 * MAX_COLUMNS]   currents    int32 [threads, max(T_s * MAX_COLUMNS, HEAD_COLUMNS)]
+# wide         int64 [threads, HEAD_COLUMNS]
+# small        int32 [threads, small_size(plan)]  queries     int64 [threads, T_s * key_words]
+# spikes       int64 [threads, lanes, layers + 1, 10, T_s]; row `layers` holds embed at site 0
+# saturations  the same                           additions   int64 [threads, lanes, layers, 2, T_s]
+# active       int64 [threads, lanes, layers, 6]
+# Of the head:
+# counts       int32 [lanes, hidden]              head_active int64 [lanes]
+# narrow       float64 [lanes, head_width_pad]    barrier     int64 [16]
+
+LANES_GIVEN = _record("count positions keys values logits_row logits")
+# positions    int64 [n]                          logits_row  int64 [n]: row of logits, or -1
+# keys         int64 [n]: addresses of uint64 [layers, heads, T_s, key_words, blocks * 64]
+# values       int64 [n]: addresses of uint64 [layers, heads, T_s, blocks, head_pad]
+# logits       float64 [., vocab_pad]
+
+
+if sys.platform == "win32":
+
+    @compiled
+    def yield_cpu() -> None:
+        pass
+
+else:
+    _sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+    @compiled
+    def yield_cpu() -> None:
+        _sched_yield()
+
+
+@compiled
+def meet(work: Any, threads: int) -> None:
+    """Wait until every thread is here. Spins a little, then gives the core away."""
+    if threads == 1:
+        return
+    arrived, generation = work.barrier, work.barrier + 64
+    before = atomic_load(generation)
+    if atomic_add(arrived, 1) == threads - 1:
+        atomic_store(arrived, 0)
+        atomic_add(generation, 1)
+        return
+    spins = 0
+    while atomic_load(generation) == before:
+        spins += 1
+        if spins > 2000:
+            yield_cpu()
+
+
+@compiled
+def smaller(a: int, b: int) -> int:
+    return a if a < b else b
+
+
+@compiled
+def layer_masks(plan: Any, work: Any, layer: int, lane: int, site: int) -> Any:
+    """Address of a site's masks; without recording all layers share one row."""
+    slot = layer if work.record else 0
+    return work.masks + 4 * ((slot * work.lanes + lane) * plan.row + read_int64(plan.offsets + 8 * site))
+
+
+@compiled
+def counter(plan: Any, work: Any, table: int, thread: int, lane: int, layer: int, site: int) -> Any:
+    """Address of the per-step counters of a site in `work.spikes` or `work.saturations`."""
+    return table + 8 * plan.steps * (((thread * work.lanes + lane) * (plan.layers + 1) + layer) * NUM_SITES + site)
+
+
+@compiled
+def count_active(plan: Any, work: Any, thread: int, lane: int, layer: int, driver: int, active: int) -> None:
+    address = work.active + 8 * (((thread * work.lanes + lane) * plan.layers + layer) * NUM_DRIVERS + driver)
+    write_int64(address, read_int64(address) + active)
+
+
+# --- projections ----------------------------------------------------------------------------------------------------
+
+
+@compiled
+def list_rows(masks: int, inputs: int, steps: int, rows: int, runs: int) -> tuple[int, int]:
+    """Group the inputs that spiked by their step pattern: fills rows and runs, returns (runs, active inputs).
+
+    Steps are taken four at a time. A segment of inputs ends before any step could have more than SEGMENT_ROWS spikes
+    in it, so int16 sums cannot overflow; the last run of a segment says that they are to be widened then.
+    """
+    num_runs, filled, active = 0, 0, 0
+    chunks = (inputs + SEGMENT_ROWS - 1) // SEGMENT_ROWS
+    histogram = np.empty((chunks, PATTERNS), np.int64)
+    place = np.empty(PATTERNS, np.int64)
+    for group in range((steps + STEP_GROUP - 1) // STEP_GROUP):
+        shift = STEP_GROUP * group
+        for chunk in range(chunks):
+            for pattern in range(PATTERNS):
+                histogram[chunk, pattern] = 0
+            for i in range(chunk * SEGMENT_ROWS, smaller(inputs, (chunk + 1) * SEGMENT_ROWS)):
+                histogram[chunk, (read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)] += 1
+        first = 0
+        while first < chunks:
+            last = first + 1
+            while last < chunks and fits(histogram, first, last):
+                for pattern in range(PATTERNS):
+                    histogram[first, pattern] += histogram[last, pattern]
+                last += 1
+            before = num_runs
+            for pattern in range(1, PATTERNS):
+                place[pattern] = filled
+                length = histogram[first, pattern]
+                if length > 0:
+                    run = runs + 8 * RUN_FIELDS * num_runs
+                    write_int64(run, filled)
+                    write_int64(run + 8, length)
+                    write_int64(run + 16, pattern)
+                    write_int64(run + 24, -1)
+                    num_runs += 1
+                    filled += length
+            if num_runs > before:
+                write_int64(runs + 8 * RUN_FIELDS * num_runs - 8, group)
+                for i in range(first * SEGMENT_ROWS, smaller(inputs, last * SEGMENT_ROWS)):
+                    pattern = (read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)
+                    if pattern != 0:
+                        write_int32(rows + 4 * place[pattern], i)
+                        place[pattern] += 1
+            first = last
+    for i in range(inputs):
+        active += read_uint32(masks + 4 * i) != 0
+    for i in range(LIST_PADDING):
+        write_int32(rows + 4 * (filled + i), 0)
+    return num_runs, active
+
+
+@compiled
+def fits(histogram: Array, first: int, more: int) -> bool:
+    """Whether two chunks together still have at most SEGMENT_ROWS spikes in every step."""
+    for step in range(STEP_GROUP):
+        count = 0
+        for pattern in range(PATTERNS):
+            if (pattern >> step) & 1:
+                count += histogram[first, pattern] + histogram[more, pattern]
+        if count > SEGMENT_ROWS:
+            return False
+    return True
+
+
+@compiled
+def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: int, threads: int) -> None:
+    """Row lists of every lane for the projection that `driver` (FROM_*) drives."""
+    for lane in range(thread, lanes, threads):
+        inputs = plan.hidden
+        if driver == FROM_INPUT:
+            if layer == 0:
+                masks = work.embed_masks + 4 * lane * plan.row
+            else:
+                masks = layer_masks(plan, work, layer - 1, lane, H)
+        elif driver == FROM_R:
+            masks = layer_masks(plan, work, layer, lane, R)
+        elif driver == FROM_X:
+            masks = layer_masks(plan, work, layer, lane, X)
+        else:
+            masks = layer_masks(plan, work, layer, lane, F)
+            inputs = plan.ffn
+        rows, runs = work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane
+        num_runs, active = list_rows(masks, inputs, plan.steps, rows, runs)
+        write_int64(work.num_runs + 8 * lane, num_runs)
+        count_active(plan, work, thread, lane, layer, driver, active)
+
+
+@compiled
+def accumulate(
+    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, reuse: bool,
+    sums: int, currents: int,
+) -> None:  # fmt: skip
+    """currents [steps, columns] = for every step the sum of the rows that spiked in it."""
+    clear(currents, 4 * steps * columns)
+    clear(sums, 2 * STEP_GROUP * columns)
+    for index in range(num_runs):
+        run = runs + 8 * RUN_FIELDS * index
+        row, pattern, group = rows + 4 * read_int64(run), read_int64(run + 16), read_int64(run + 24)
+        last = row + 4 * read_int64(run + 8)
+        if reuse:
+            while row + 32 <= last:
+                reuse_rows_8(weights, stride, row, columns, pattern, sums)
+                row += 32
+            if row + 16 <= last:
+                reuse_rows_4(weights, stride, row, columns, pattern, sums)
+                row += 16
+            if row + 8 <= last:
+                reuse_rows_2(weights, stride, row, columns, pattern, sums)
+                row += 8
+            if row < last:
+                reuse_rows_1(weights, stride, row, columns, pattern, sums)
+        else:
+            while row + 32 <= last:
+                add_rows_8(weights, stride, row, columns, pattern, sums)
+                row += 32
+            if row + 16 <= last:
+                add_rows_4(weights, stride, row, columns, pattern, sums)
+                row += 16
+            if row + 8 <= last:
+                add_rows_2(weights, stride, row, columns, pattern, sums)
+                row += 8
+            if row < last:
+                add_rows_1(weights, stride, row, columns, pattern, sums)
+        if group >= 0:
+            first = STEP_GROUP * group
+            widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
+
+
+@compiled
+def fire_tile(
+    plan: Any, work: Any, lane: int, layer: int, site: int, column: int, columns: int, currents: int, stride: int,
+    thread: int,
+) -> Any:  # fmt: skip
+    """Neurons [column, column + columns) of a site: from currents to masks and counts. How many spiked at all."""
+    at = 4 * (plan.row * layer + read_int64(plan.offsets + 8 * site) + column)
+    return fire(
+        currents, stride, plan.thresholds + at, plan.biases + at,
+        read_int64(plan.shifts + 8 * (NUM_SITES * layer + site)), plan.decay, columns, plan.steps,
+        layer_masks(plan, work, layer, lane, site) + 4 * column,
+        counter(plan, work, work.spikes, thread, lane, layer, site),
+        counter(plan, work, work.saturations, thread, lane, layer, site),
+    )  # fmt: skip
+
+
+@compiled
+def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: int, threads: int) -> None:
+    """One projection and all that follows it neuron by neuron: spikes, and for O and Y the residual stream too."""
+    inputs, outputs, pad = plan.hidden, plan.hidden, plan.hidden_pad
+    weight, site, parts, half = W_Q, Q, 3, -1  # Q, K and V: three matrices side by side
+    if driver == FROM_R:
+        weight, site, parts, half = W_O, O, 1, 0
+    elif driver == FROM_X:
+        weight, site, parts, outputs, pad = W_1, F, 1, plan.ffn, plan.ffn_pad
+    elif driver == FROM_F:
+        weight, site, parts, half, inputs = W_2, Y, 1, 1, plan.ffn
+    lines = parts * pad // LINE
+    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
+    # One lane: long rows. Several lanes: so many columns that all their rows stay in the cache from lane to lane.
+    tile = MAX_COLUMNS
+    if lanes > 1:
+        tile = smaller(tile, max(2 * LINE, TILE_BYTES // inputs // LINE * LINE))
+    sums = work.sums + 2 * STEP_GROUP * MAX_COLUMNS * thread
+    currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
+    while start < stop:
+        part, column = start // pad, start % pad
+        columns = smaller(tile, smaller(stop - start, pad - column))
+        real = smaller(columns, outputs - column)
+        address = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight + part)) + column
+        for lane in range(lanes):
+            accumulate(
+                address, pad, columns, plan.steps, work.rows + 4 * work.list_size * lane,
+                work.runs + 8 * RUN_FIELDS * work.max_runs * lane, read_int64(work.num_runs + 8 * lane), lanes > 1,
+                sums, currents,
+            )  # fmt: skip
+            if real <= 0:
+                continue
+            active = fire_tile(plan, work, lane, layer, site + part, column, real, currents, 4 * columns, thread)
+            if half >= 0:
+                count_active(plan, work, thread, lane, layer, FROM_O + half, active)
+                masks = layer_masks(plan, work, layer, lane, site) + 4 * column
+                residual = work.residual + 4 * (pad * plan.steps * lane + column)
+                gains = plan.gains + 4 * (pad * (2 * layer + half) + column)
+                add_gains(residual, 4 * pad, masks, gains, real, plan.steps)
+                fire_tile(plan, work, lane, layer, X if half == 0 else H, column, real, residual, 4 * pad, thread)
+        start += columns
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def word_mask(bits: int) -> int:
+    """A word with the lowest `bits` bits set, at most all 64."""
+    return -1 if bits >= WORD else (1 << bits) - 1
+
+
+@compiled
+def store_key_value(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int) -> None:
+    """Append the K and V spikes of one head to the packed cache."""
+    position = read_int64(given.positions + 8 * lane)
+    keys, values = read_int64(given.keys + 8 * lane), read_int64(given.values + 8 * lane)
+    key_masks = layer_masks(plan, work, layer, lane, K) + 4 * head * plan.head_dim
+    value_masks = layer_masks(plan, work, layer, lane, V) + 4 * head * plan.head_dim
+    for step in range(plan.steps):
+        index = (layer * plan.heads + head) * plan.steps + step
+        for w in range(plan.key_words):
+            word = pack_word(key_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
+            write_int64(keys + 8 * ((index * plan.key_words + w) * plan.blocks * WORD + position), word)
+        row = values + 8 * (index * plan.blocks + position // WORD) * plan.head_pad
+        put_bits(row, value_masks, step, position, plan.head_pad)
+
+
+@compiled
+def small_size(steps: int, head_pad: int) -> int:
+    """int32 scratch of `attend`: membranes, coincidences, value sums, masks."""
+    return WORD + steps * (LANES + head_pad) + head_pad
+
+
+@compiled
+def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, thread: int) -> None:
+    """Q against all keys up to the lane's position, the attention neurons, and the sum of the chosen values."""
+    steps, words, pad = plan.steps, plan.key_words, plan.head_pad
+    context = read_int64(given.positions + 8 * lane) + 1
+    blocks = (context + WORD - 1) // WORD
+    index = (layer * plan.heads + head) * steps
+    keys, values = read_int64(given.keys + 8 * lane), read_int64(given.values + 8 * lane)
+    threshold = read_int32(plan.map_thresholds + 4 * (layer * plan.heads + head))
+    shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + A))
+    queries = work.queries + 8 * steps * words * thread
+    membranes = work.small + 4 * small_size(steps, pad) * thread
+    found, sums = membranes + 4 * WORD, membranes + 4 * (WORD + steps * LANES)
+    query_masks = layer_masks(plan, work, layer, lane, Q) + 4 * head * plan.head_dim
+    slot = layer if work.record else 0
+    chosen = work.map_words + 8 * ((slot * work.lanes + lane) * plan.heads + head) * steps * plan.blocks
+    spikes = counter(plan, work, work.spikes, thread, lane, layer, A)
+    saturations = counter(plan, work, work.saturations, thread, lane, layer, A)
+    additions = work.additions + 8 * ((thread * work.lanes + lane) * plan.layers + layer) * 2 * steps
+    for step in range(steps):
+        for w in range(words):
+            word = pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
+            write_int64(queries + 8 * (step * words + w), word)
+    clear(found, 4 * steps * LANES)
+    for block in range(blocks):
+        clear(membranes, 4 * WORD)
+        word, valid = 0, word_mask(context - WORD * block)
+        for step in range(steps):
+            word = attend_word(
+                keys + 8 * WORD * ((index + step) * words * plan.blocks + block), 8 * WORD * plan.blocks, words,
+                queries + 8 * step * words, threshold, shift, plan.decay, word, valid, membranes,
+                found + 4 * step * LANES, saturations + 8 * step,
+            )  # fmt: skip
+            write_int64(chosen + 8 * (step * plan.blocks + block), word)
+            write_int64(spikes + 8 * step, read_int64(spikes + 8 * step) + count_bits(word))
+    for step in range(steps):
+        step_sums = sums + 4 * step * pad
+        sum_values(
+            values + 8 * (index + step) * plan.blocks * pad, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums
+        )
+        coincidences, taken = 0, 0
+        for i in range(LANES):
+            coincidences += read_int32(found + 4 * (step * LANES + i))
+        for i in range(plan.head_dim):
+            taken += read_int32(step_sums + 4 * i)
+        write_int64(additions + 8 * step, read_int64(additions + 8 * step) + coincidences)
+        write_int64(additions + 8 * (steps + step), read_int64(additions + 8 * (steps + step)) + taken)
+    # The neighbouring head may belong to another thread, so the masks of R go to scratch and are copied.
+    result = sums + 4 * steps * pad
+    at = 4 * (plan.row * layer + read_int64(plan.offsets + 8 * R) + head * plan.head_dim)
+    fire(
+        sums, 4 * pad, plan.thresholds + at, plan.biases + at, read_int64(plan.shifts + 8 * (NUM_SITES * layer + R)),
+        plan.decay, plan.head_dim, steps, result, counter(plan, work, work.spikes, thread, lane, layer, R),
+        counter(plan, work, work.saturations, thread, lane, layer, R),
+    )  # fmt: skip
+    masks = layer_masks(plan, work, layer, lane, R) + 4 * head * plan.head_dim
+    for i in range(plan.head_dim):
+        write_int32(masks + 4 * i, read_uint32(result + 4 * i))
+
+
+# --- head -----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def count_spikes(plan: Any, work: Any, lanes: int, thread: int, threads: int) -> None:
+    """Spike counts of the last layer and the rows of the head they select."""
+    for lane in range(thread, lanes, threads):
+        masks, filled = layer_masks(plan, work, plan.layers - 1, lane, H), 0
+        rows, factors = work.rows + 4 * work.list_size * lane, work.factors + 4 * work.list_size * lane
+        for i in range(plan.hidden):
+            spikes = count_bits(read_uint32(masks + 4 * i))
+            write_int32(work.counts + 4 * (plan.hidden * lane + i), spikes)
+            if spikes > 0:
+                write_int32(rows + 4 * filled, i)
+                write_int32(factors + 4 * filled, spikes * read_int32(plan.gamma + 4 * i))
+                filled += 1
+        write_int64(work.head_active + 8 * lane, filled)
+
+
+@compiled
+def scaled_rows(
+    weights: int, stride: int, columns: int, rows: int, factors: int, count: int, sums: int, wide: int
+) -> None:
+    """wide [columns] = factors @ rows, exactly: 32-bit sums, moved to 64 bits before they could overflow."""
+    clear(wide, 8 * columns)
+    clear(sums, 4 * columns)
+    bound, i = 0, 0
+    while i < count:
+        take = 4 if i + 4 <= count else 1
+        size = 0
+        for k in range(take):
+            size += 128 * abs(read_int32(factors + 4 * (i + k)))
+        if bound + size >= INT32_LIMIT:
+            move_sums(sums, wide, columns)
+            bound = 0
+        bound += size
+        if take == 4:
+            scale_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+        else:
+            scale_rows_1(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+        i += take
+    move_sums(sums, wide, columns)
+
+
+@compiled
+def normalise(plan: Any, counts: int, norm: Array) -> None:
+    """T_s, mu and 1/sqrt(var + epsilon): contracts.normalise_counts, operation by operation."""
+    total, squares = 0, 0
+    for i in range(plan.hidden):
+        count = read_int32(counts + 4 * i)
+        total += count
+        squares += count * count
+    mu = total / (plan.hidden * plan.steps)
+    variance = squares / (plan.hidden * plan.steps * plan.steps) - mu * mu
+    norm[0], norm[1] = float(plan.steps), mu
+    norm[2] = 1.0 / math.sqrt(max(variance, 0.0) + plan.epsilon)
+
+
+@compiled
+def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
+    """contracts.head_logits for the lanes that want logits; a factorised head has two products."""
+    lanes = given.count
+    wide = work.wide + 8 * HEAD_COLUMNS * thread
+    sums = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
+    norm = np.empty(3, np.float64)
+    lines = plan.head_width_pad // LINE
+    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
+    for column in range(start, stop, HEAD_COLUMNS):
+        columns = smaller(HEAD_COLUMNS, stop - column)
+        for lane in range(lanes):
+            row = read_int64(given.logits_row + 8 * lane)
+            if row < 0:
+                continue
+            normalise(plan, work.counts + 4 * plan.hidden * lane, norm)
+            scaled_rows(
+                plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
+                work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
+            )  # fmt: skip
+            centre(wide, plan.head_sums + 8 * column, norm.ctypes.data, columns, wide)
+            if plan.factorised:
+                out = work.narrow + 8 * (plan.head_width_pad * lane + column)
+                affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
+            else:
+                out = given.logits + 8 * (plan.vocab_pad * row + column)
+                affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
+    if not plan.factorised:
+        return
+    meet(work, threads)
+    for lane in range(thread, lanes, threads):
+        for k in range(plan.head_width):
+            y = np.rint(read_float(work.narrow + 8 * (plan.head_width_pad * lane + k)))
+            y = min(max(y, float(-LOGIT_INPUT_LIMIT)), float(LOGIT_INPUT_LIMIT))
+            write_int32(work.rows + 4 * (work.list_size * lane + k), k)
+            write_int32(work.factors + 4 * (work.list_size * lane + k), int(y))
+    meet(work, threads)
+    lines = plan.vocab_pad // LINE
+    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
+    for column in range(start, stop, HEAD_COLUMNS):
+        columns = smaller(HEAD_COLUMNS, stop - column)
+        for lane in range(lanes):
+            row = read_int64(given.logits_row + 8 * lane)
+            if row < 0:
+                continue
+            scaled_rows(
+                plan.table + column, plan.vocab_pad, columns, work.rows + 4 * work.list_size * lane,
+                work.factors + 4 * work.list_size * lane, plan.head_width, sums, wide,
+            )  # fmt: skip
+            to_float(wide, columns)
+            out = given.logits + 8 * (plan.vocab_pad * row + column)
+            affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
+
+
+# --- the whole block ------------------------------------------------------------------------------------------------
+
+
+@compiled
+def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
+    """Feed one block of tokens. `work.residual` holds each lane's embedding current at every step."""
+    lanes, pad = given.count, plan.hidden_pad
+    for lane in range(thread, lanes, threads):
+        fire(
+            work.residual + 4 * pad * plan.steps * lane, 4 * pad, plan.embed_threshold, plan.embed_bias,
+            plan.embed_shift, plan.decay, plan.hidden, plan.steps, work.embed_masks + 4 * plan.row * lane,
+            counter(plan, work, work.spikes, thread, lane, plan.layers, 0),
+            counter(plan, work, work.saturations, thread, lane, plan.layers, 0),
+        )  # fmt: skip
+    meet(work, threads)
+    for layer in range(plan.layers):
+        for driver in range(FROM_F + 1):  # FROM_INPUT, FROM_R, FROM_X, FROM_F
+            make_lists(plan, work, lanes, layer, driver, thread, threads)
+            meet(work, threads)
+            project(plan, work, lanes, layer, driver, thread, threads)
+            meet(work, threads)
+            if driver == FROM_INPUT:
+                # A thread keeps its heads for storing and attending, so it needs no barrier between the two.
+                for head in range(thread, plan.heads, threads):
+                    for lane in range(lanes):
+                        store_key_value(plan, work, given, lane, layer, head)
+                    for lane in range(lanes):
+                        attend(plan, work, given, lane, layer, head, thread)
+                meet(work, threads)
+    count_spikes(plan, work, lanes, thread, threads)
+    meet(work, threads)
+    run_head(plan, work, given, thread, threads)
+
+
+def _entry_points(source: str) -> tuple[Any, Any]:
+    # numba's cache looks at this file only. `source` is part of the cache's key because it is a closure variable, so
+    # a change of the primitives, which are inlined here, is noticed too.
+    @njit(nogil=True, cache=True)
+    def decode_block(plan: Array, work: Array, given: Array, thread: int, threads: int) -> int:
+        run_block(plan[0], work[0], given[0], thread, threads)
+        return len(source)
+
+    @njit(nogil=True, cache=True)
+    def project_row(weights: int, columns: int, rows: Array, factors: Array, sums: Array, wide: Array) -> int:
+        scaled_rows(
+            weights,
+            columns,
+            columns,
+            rows.ctypes.data,
+            factors.ctypes.data,
+            rows.size,
+            sums.ctypes.data,
+            wide.ctypes.data,
+        )
+        return len(source)
+
+    return decode_block, project_row
+
+
+def _source() -> str:
+    digest = hashlib.sha256()
+    for file in (intrinsics.__file__, __file__):
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+decode_block, project_row = _entry_points(_source())
