@@ -32,7 +32,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments[:1] == ["map"]:
         from export.map_command import run_map
 
-        return run_map(map_parser().parse_args(arguments[1:]))
+        print(run_map(map_parser().parse_args(arguments[1:])))
+        return 0
     return run_export(export_parser().parse_args(arguments))
 
 
