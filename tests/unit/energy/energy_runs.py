@@ -20,8 +20,9 @@ def make_run(
     seed: int = 0,
     drive: float = 1.0,
     trace: SpikeTrace | None = None,
+    texts: list[list[int]] | None = None,
 ) -> dict:
-    """Feed `prompts[s]` random tokens and decode greedily until `generated[s]` tokens are drawn."""
+    """Feed `prompts[s]` random tokens (or `texts[s]`) and decode greedily until `generated[s]` tokens are drawn."""
     model = random_model(shape or random_shape(), seed=seed, drive=drive)
     shape = model.shape
     rng = np.random.default_rng(seed)
@@ -29,9 +30,9 @@ def make_run(
     phases = {name: Activity.zeros(shape.num_hidden_layers, shape.num_steps) for name in ("prompt", "generation")}
     per_token = {key: [] for key in ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")}
     sequences = []
-    for index, (length, new) in enumerate(zip(prompts, generated, strict=True)):
+    texts = texts or [[int(t) for t in rng.integers(0, shape.vocab_size, length)] for length in prompts]
+    for index, (prompt, new) in enumerate(zip(texts, generated, strict=True)):
         decoder.reset()
-        prompt = [int(t) for t in rng.integers(0, shape.vocab_size, length)]
         drawn: list[int] = []
         activities: list[tuple[str, Activity]] = []
         for token in prompt:

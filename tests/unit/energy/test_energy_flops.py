@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -100,6 +101,29 @@ def test_components_by_module_hooks(shape: ModelShape) -> None:
         model(torch.arange(3, 3 + tokens)[None])
     expected = opt_macs(shape, tokens, 0)
     assert found == {name: macs for name, macs in expected.items() if macs}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["plain", "three heads", "factorised"])
+def test_the_student_executes_the_same_products_at_every_step(shape: ModelShape) -> None:
+    """BiSpikCLM in torch: T_s times the blocks' FLOPs (its gains are no matrix products), embedding and head once."""
+    from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
+
+    student = dataclasses.replace(shape, num_steps=4)
+    model = BiSpikCLMForCausalLM(BiSpikCLMConfig(**student.to_dict())).eval()
+
+    def due(tokens: int, keys: int) -> int:
+        blocks = layer_macs(student, tokens, keys)
+        inner = student.num_steps * student.num_hidden_layers * (sum(blocks.values()) - blocks["residual"])
+        return inner + sum(outer_macs(student, tokens).values())
+
+    with torch.no_grad(), MatmulCounter() as counter:
+        model(torch.arange(3, 8)[None], use_cache=False)
+    assert counter.macs == due(5, 25)
+    cache = None
+    with torch.no_grad(), MatmulCounter() as counter:
+        for token in range(5):
+            cache = model(torch.tensor([[3 + token]]), past_key_values=cache, use_cache=True).past_key_values
+    assert counter.macs == due(5, keys_of_sequence(5))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["plain", "three heads", "factorised"])

@@ -1,0 +1,196 @@
+"""The command: every example of every --help runs, every mistake is one line with the right code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+from energy_runs import make_run, write_run
+
+from energy.cli import build_parser, main
+from spikeopd.contracts import LAYER_COMPONENTS
+
+COMMANDS = ["", "report", "compare", "paper", "costs", "example"]
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture()
+def example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "example")[0] == 0
+    return tmp_path / "example_run.json"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_every_help_run(command: str, example, capsys) -> None:
+    code, out, _ = run(capsys, *([command] if command else []), "--help")
+    lines = [line.strip() for line in out.split("examples:\n")[1].strip().splitlines()]
+    assert code == 0 and len(lines) == 2
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] == "spikeopd-energy"
+        code, out, err = run(capsys, *words[1:])
+        assert code == 0 and (out or "wrote" in err), err
+
+
+def test_without_arguments_it_explains_itself(capsys) -> None:
+    code, out, err = run(capsys)
+    assert code == 0 and "spikeopd-energy example" in out and err == ""
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    start = time.perf_counter()
+    script = (
+        "import sys; sys.argv = ['x', '--help']\nfrom energy.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    )
+    script += "print([m for m in ('numpy', 'torch', 'numba', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.perf_counter() - start < 3  # 0.17 s on a quiet machine; this only catches an accident
+
+
+def test_formats_agree(example, capsys, tmp_path) -> None:
+    outputs = {}
+    for form in ("text", "json", "csv", "markdown", "latex", "html"):
+        code, outputs[form], err = run(capsys, "report", example, "--format", form)
+        assert code == 0 and err == ""
+    report = json.loads(outputs["json"])
+    assert run(capsys, "report", example, "--json")[1] == outputs["json"]
+    shown = f"{report['summary'][-1]['energy_per_token_pj'] / 1e3:.2f}"
+    for form in ("text", "markdown", "latex", "html"):
+        assert shown in outputs[form], form
+    for ending, form in {"md": "markdown", "tex": "latex", "html": "html", "csv": "csv", "json": "json"}.items():
+        path = tmp_path / "deep" / f"out.{ending}"
+        code, out, err = run(capsys, "report", example, "--output", path)
+        assert (code, out, err) == (0, "", f"wrote {path}\n")
+        assert path.read_text(encoding="utf-8") == outputs[form]
+    assert run(capsys, "report", example, "--output", path, "--quiet")[2] == ""
+
+
+def test_costs_teacher_memory_and_hops_matter(example, capsys) -> None:
+    def energy(*arguments: str) -> dict:
+        return json.loads(run(capsys, "report", example, "--json", *arguments)[1])
+
+    base = energy()
+    assert energy("--costs", "loihi")["summary"][-1]["energy_pj"] > base["summary"][-1]["energy_pj"]
+    hopped = energy("--costs", "loihi", "--hops", "2,1")
+    assert hopped["summary"][-1]["energy_pj"] > energy("--costs", "loihi")["summary"][-1]["energy_pj"]
+    assert energy("--memory", "dram")["memory"]["level"] == "dram"
+    big = energy("--teacher", "opt-125m")
+    assert big["teacher"]["name"] == "opt-125m" and big["teacher"]["parameters"] == 125_239_296
+    assert big["summary"][-1]["teacher_energy_pj"] > base["summary"][-1]["teacher_energy_pj"]
+
+
+def test_rates_from_files(tmp_path, capsys) -> None:
+    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24, "vocab_size": 40,
+              "max_position_embeddings": 64, "num_steps": 4, "model_type": "bispikclm"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rates = tmp_path / "rates.json"
+
+    def report(*extra: str) -> tuple[int, str, str]:
+        return run(capsys, "report", "--config", tmp_path, "--rates", rates, "--context", "8", "--json", *extra)
+
+    rates.write_text(json.dumps(0.25))
+    flat = json.loads(report()[1])["summary"][-1]["energy_pj"]
+    rates.write_text(json.dumps(dict.fromkeys(LAYER_COMPONENTS, 0.25)))
+    assert json.loads(report()[1])["summary"][-1]["energy_pj"] == flat
+    rates.write_text(json.dumps({"rates": {name: [0.25, 0.25] for name in LAYER_COMPONENTS}}))
+    assert json.loads(report("--prompt", "5")[1])["summary"][-1]["energy_pj"] == pytest.approx(flat)
+    for content, message in {
+        json.dumps({name: 0.1 for name in LAYER_COMPONENTS[1:]}): "'qkv' is missing",
+        json.dumps(dict.fromkeys(LAYER_COMPONENTS, 0.1) | {"attention": 1}): "unknown component 'attention'",
+        json.dumps(dict.fromkeys(LAYER_COMPONENTS, [0.1])): "1 rates for 2 layers",
+        json.dumps(dict.fromkeys(LAYER_COMPONENTS, 1.1)): "between 0 and 1",
+        "[1": "not readable JSON",
+    }.items():
+        rates.write_text(content)
+        code, out, err = report()
+        assert code == 2 and message in err and out == "" and err.count("\n") == 1
+
+
+MISTAKES = [
+    (["report", "gone.json"], "does not exist"),
+    (["report"], "give a RUN.json"),
+    (["report", "example_run.json", "--costs", "free"], "unknown cost table 'free'"),
+    (["report", "example_run.json", "--memory", "tape"], "unknown memory level"),
+    (["report", "example_run.json", "--teacher", "opt-9t"], "unknown teacher"),
+    (["report", "example_run.json", "--hops", "1"], "--hops"),
+    (["report", "example_run.json", "--hops=-1,0"], "--hops"),
+    (["report", "example_run.json", "--rates", "0.1"], "--rates does not go with a run"),
+    (["report", "example_run.json", "--output", "example_run.json/x.md"], "cannot write"),
+    (["report", "--config", "opt-125m"], "--config needs --rates"),
+    (["report", "--config", "opt-125m", "--rates", "0.1"], "--config needs --context"),
+    (["report", "--config", "opt-125m", "--rates", "1.1", "--context", "8"], "between 0 and 1"),
+    (["report", "--config", "opt-125m", "--rates", "nan", "--context", "8"], "between 0 and 1"),
+    (["report", "--config", "opt-125m", "--rates", "x.json", "--context", "8"], "neither a number nor a file"),
+    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "9999"], "--context"),
+    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "0"], "--context"),
+    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "8", "--prompt", "9"], "--prompt"),
+    (["paper", "--tokens", "0"], "--tokens"),
+    (["compare", "a=gone.json"], "gone.json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES, ids=lambda v: " ".join(v)[-40:] if isinstance(v, list) else ""
+)
+def test_mistakes_are_one_line_and_exit_2(arguments: list[str], message: str, example, capsys) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and out == ""
+    assert message in err and err.startswith("spikeopd-energy: ") and err.count("\n") == 1
+
+
+def test_an_inconsistent_run_exits_2_with_its_field(tmp_path, capsys) -> None:
+    raw = make_run()
+    raw["phases"]["prompt"]["sops"]["qkv"][0][0] += 1
+    code, _, err = run(capsys, "report", write_run(tmp_path / "bad.json", raw))
+    assert code == 2 and "phases.prompt.sops.qkv" in err and "bad.json" in err
+
+
+def test_compare_names(example, capsys) -> None:
+    code, out, _ = run(capsys, "compare", f"KD={example}", f"SpikeOPD={example}", "--teacher", "opt-125m", "--spikegpt",
+                       "--json")  # fmt: skip
+    rows = json.loads(out)["compare"]
+    assert code == 0 and [row["name"] for row in rows] == [
+        "opt-125m",
+        "KD",
+        "SpikeOPD",
+        "spikegpt-46m",
+        "spikegpt-216m",
+    ]
+    assert "Energy per token [" in run(capsys, "compare", example)[1]
+
+
+def test_no_abbreviations_and_unknown_flags(capsys) -> None:
+    assert run(capsys, "paper", "--tok", "4")[0] == 2
+    assert run(capsys, "teleport")[0] == 2
+
+
+def test_every_option_has_help() -> None:
+    for line in build_parser().format_help().splitlines():
+        assert not re.match(r"^  --?\w+\s*$", line)
+
+
+def test_a_traced_run_gets_its_raster(tmp_path, capsys) -> None:
+    import numpy as np
+
+    np.savez(tmp_path / "spikes.npz", **{"0.h": np.ones((3, 4, 16), bool)})
+    path = write_run(tmp_path / "traced.json", make_run() | {"trace": "spikes.npz"})
+    assert "raster-1-h" in run(capsys, "report", path, "--format", "html")[1]
+    (tmp_path / "spikes.npz").unlink()
+    code, _, err = run(capsys, "report", path, "--format", "html")
+    assert code == 2 and "spikes.npz" in err
+    assert run(capsys, "report", path)[0] == 0  # the numbers need no trace
