@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class DenseDecoder:
-    """Decode token by token: `logits, activity = decoder.step(token)`. State is the K/V spike cache and nothing else."""
+    """Decode token by token: `logits, activity = decoder.step(token)`. Its state is the K/V spike cache alone."""
 
     def __init__(self, model: SpikeModel, trace: SpikeTrace | None = None) -> None:
         self.model = model

@@ -33,6 +33,7 @@ from spikeopd.errors import InputError
 
 Array = NDArray[Any]
 PREFILL_BLOCK = 32
+SMALL_PROJECTION = 1 << 18  # weights of the first feed-forward projection
 MAX_STEPS = 32  # one bit per step in a uint32 mask
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
 # With |I << shift| and |bias| up to 2**29 and thresholds above -2**28, no sum of the neuron leaves 32 bits.
@@ -50,33 +51,27 @@ def event_layout(model: SpikeModel) -> SpikeModel:
     head's rows and the embedding's lookup alike, and is seen as [vocab, width] by everyone else.
     Drop the original model afterwards, or its table stays in memory a second time.
     """
-    table = model.embedding.table
-    if not _is_row_layout(table.T):
-        table = _pad_rows(table.T).T
+    table = _pad_rows(model.embedding.table.T).T
     layers = []
     for layer in model.layers:
-        weights: dict[str, Any] = {name: getattr(layer, name) for name in WEIGHTS}
-        layers.append(replace(layer, **{k: w if _is_row_layout(w) else _pad_rows(w) for k, w in weights.items()}))
+        fitting: dict[str, Any] = {name: _pad_rows(getattr(layer, name)) for name in WEIGHTS}
+        layers.append(replace(layer, **fitting))
     head = model.head
-    if head.project_out is not None and not _is_row_layout(head.project_out):
+    if head.project_out is not None:
         head = replace(head, project_out=_pad_rows(head.project_out))
     embedding = replace(model.embedding, table=table)
-    if embedding.project_in is not None and not _is_row_layout(embedding.project_in):
+    if embedding.project_in is not None:
         embedding = replace(embedding, project_in=_pad_rows(embedding.project_in))
     return replace(model, layers=tuple(layers), head=head, embedding=embedding)
 
 
-def _is_row_layout(matrix: Array) -> bool:
-    rows_apart, items_apart = matrix.strides
-    owner = matrix if matrix.base is None else matrix.base
-    whole = matrix.shape[1] == rows_apart or (
-        isinstance(owner, np.ndarray) and owner.nbytes >= matrix.shape[0] * rows_apart
-    )
-    return matrix.dtype == np.int8 and items_apart == 1 and rows_apart == padded(matrix.shape[1]) and whole
-
-
 def _pad_rows(matrix: Array) -> Array:
+    """int8 rows, each starting a whole number of cache lines after the one before; the same array if it has them."""
     rows, columns = matrix.shape
+    owner = matrix if matrix.base is None else matrix.base
+    has_tail = isinstance(owner, np.ndarray) and owner.nbytes >= rows * padded(columns)
+    if matrix.dtype == np.int8 and matrix.strides == (padded(columns), 1) and (columns == padded(columns) or has_tail):
+        return matrix
     result = np.zeros((rows, padded(columns)), np.int8)
     result[:, :columns] = matrix
     return result[:, :columns]
@@ -327,7 +322,7 @@ class Engine:
     def __init__(self, model: SpikeModel, threads: int | None = None, lanes: int = PREFILL_BLOCK) -> None:
         self.model = event_layout(model)
         self.plan = build_plan(self.model)
-        self.threads = threads or default_threads()
+        self.threads = threads or default_threads(model)
         if self.threads < 1 or lanes < 1:
             raise InputError(f"threads and lanes must be at least 1, got {threads} and {lanes}")
         self.lanes = lanes
@@ -409,8 +404,10 @@ class Engine:
         return np.asarray(((value + half) >> embedding.shift) + embedding.position[position], dtype=np.int32)
 
 
-def default_threads() -> int:
-    """The cores this process may use."""
+def default_threads(model: SpikeModel) -> int:
+    """The cores this process may use; one for a model so small that meeting would cost more than it saves."""
+    if len(model.layers) and model.layers[0].w_1.size < SMALL_PROJECTION:
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,0 +1,114 @@
+"""What a person sees while tokens come: streamed text, and a line with speed and events."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from neuro_sim.decode import Result
+from neuro_sim.runfile import summary
+
+REFRESH_SECONDS = 0.2
+LOG_SECONDS = 30.0
+
+
+class Text:
+    """Token numbers to text and back. Without a tokenizer, text is the numbers themselves."""
+
+    def __init__(self, tokenizer: Any | None) -> None:
+        self.tokenizer = tokenizer
+
+    def decode(self, tokens: list[int]) -> str:
+        if self.tokenizer is None:
+            return " ".join(map(str, tokens))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def label(self, token: int) -> str:
+        """The token for a picture: its text if that can be printed, else its number."""
+        text = self.decode([token]) if self.tokenizer is not None else ""
+        printable = text.strip() and text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text
+        return text.replace("$", r"\$") if printable else f"#{token}"
+
+
+def status_line(result: Result) -> str:
+    """tokens/s, SOPs/token, pJ/token by Appendix E, mean firing rate."""
+    s = summary(result)
+    speed = f"{s['tokens_per_second']:.1f} tok/s" if s["tokens_per_second"] else "prompt"
+    if s["prompt_tokens_per_second"]:
+        speed += f" (prompt {s['prompt_tokens_per_second']:.0f} tok/s)"
+    return (
+        f"{s['generated_tokens']:.0f} new tokens  {speed}  {s['sops_per_token'] / 1e6:.3f} M SOPs/token  "
+        f"{s['pj_per_token']:.4g} pJ/token  rate {s['firing_rate']:.3f}"
+    )
+
+
+class Display:
+    """Streams the text of a single sequence to stdout; keeps a status line where a terminal is, else logs now and then.
+
+    On a terminal the text grows in place above the status line and is printed plainly at the end.
+    """
+
+    def __init__(self, text: Text, num_sequences: int, *, quiet: bool, stream: bool) -> None:
+        self.text, self.quiet = text, quiet
+        self.stream = stream and num_sequences == 1
+        self.terminal = sys.stderr.isatty() and not quiet
+        self.in_place = self.terminal and self.stream and sys.stdout.isatty()
+        self.printed = ""
+        self.last_refresh, self.last_log = 0.0, time.monotonic()
+        self.live: Any = None
+
+    def __enter__(self) -> Display:
+        if self.terminal:
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def update(self, result: Result, sequence: int, token: int | None) -> None:
+        now = time.monotonic()
+        if self.stream and token is not None and not self.in_place:
+            self._write(result.sequences[sequence].generated_tokens, final=False)
+        if self.live is not None:
+            if now - self.last_refresh >= REFRESH_SECONDS:
+                self.last_refresh = now
+                self.live.update(self._panel(result, sequence), refresh=True)
+        elif not self.quiet and now - self.last_log >= LOG_SECONDS:
+            self.last_log = now
+            sys.stderr.write(status_line(result) + "\n")
+
+    def _panel(self, result: Result, sequence: int) -> Any:
+        from rich.console import Group
+        from rich.text import Text as RichText
+
+        line = RichText(status_line(result), style="dim")
+        if not self.in_place:
+            return line
+        shown = self.text.decode(result.sequences[sequence].generated_tokens).splitlines()[-12:]
+        return Group(RichText("\n".join(shown)), line)
+
+    def _write(self, tokens: list[int], final: bool) -> None:
+        """Print what is new. A character may span tokens, so an unfinished one waits."""
+        text = self.text.decode(tokens)
+        if not final and text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return
+        if text.startswith(self.printed):
+            sys.stdout.write(text[len(self.printed) :])
+            sys.stdout.flush()
+            self.printed = text
+
+    def finish(self, result: Result) -> None:
+        """The results, plainly, on stdout."""
+        if self.stream:
+            self._write(result.sequences[0].generated_tokens, final=True)
+            sys.stdout.write("\n")
+        else:
+            for index, sequence in enumerate(result.sequences):
+                sys.stdout.write(f"[{index}] {self.text.decode(sequence.generated_tokens)}\n")
+        sys.stdout.flush()
