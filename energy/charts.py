@@ -36,14 +36,15 @@ def component_bars(report: dict[str, Any]) -> str:
     for index, (name, student, dense) in enumerate(rows):
         y = 8 + index * step
         parts.append(f'<text class="strong" x="{left - 10}" y="{y + 21}" text-anchor="end">{_title(name)}</text>')
-        for shift, value, colour, who in ((2, student, "student", "student"), (17, dense, "teacher", "teacher")):
-            if value is None:  # the teacher has no such component
-                continue
+        # Where the teacher has no such component, the student's bar stands alone beside its name.
+        pair = [(2, student, "student"), (17, dense, "teacher")]
+        for shift, value, who in pair if dense is not None else [(9, student, "student")]:
+            assert value is not None
             length = value / largest * (width - left - 90)
             label = f"{significant(value / scale)} {unit}"
             parts.append(
                 f'<rect x="{left}" y="{y + shift}" width="{max(length, 0.8 if value else 0):.2f}" height="13" rx="2" '
-                f'fill="var(--{colour})"><title>{_title(name)}, {who}: {label} per token</title></rect>'
+                f'fill="var(--{who})"><title>{_title(name)}, {who}: {label} per token</title></rect>'
                 f'<text x="{left + length + 6:.1f}" y="{y + shift + 11}">{label}</text>'
             )
     legend = _legend([("student", "var(--student)"), (report["teacher"]["name"], "var(--teacher)")])

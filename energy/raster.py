@@ -1,8 +1,7 @@
 """The spike raster of a traced run: one small picture per neuron group, chosen from a list, coloured by the theme.
 
-A trace is an .npz without pickles. Each array belongs to one group, named `<layer>.<site>` (layer -1 for `embed`), and
-is bool [tokens, T_s, neurons] or [tokens * T_s, neurons]; or one array per token, named `<layer>.<site>.<token>`.
-The attention map grows with every token and is not drawn.
+A trace is an .npz without pickles: per sequence and site one bool array [tokens, T_s, neurons], named `0/embed`,
+`0/3.q` (sequence, layer and site). The attention map grows with every token and is not drawn.
 """
 
 from __future__ import annotations
@@ -18,31 +17,36 @@ from pathlib import Path
 import numpy as np
 
 from energy.runs import Array
-from spikeopd.contracts import ModelShape
+from spikeopd.contracts import EMBED_SITE, LAYER_SITES, ModelShape, ordered_sites
 from spikeopd.errors import InputError
 
-_NAME = re.compile(r"^(-?\d+)[./](\w+?)(?:[./](\d+))?$")
+_NAME = re.compile(r"^(\d+)/(?:(\d+)\.)?(\w+)$")
+_DRAWN = {EMBED_SITE, *LAYER_SITES} - {"a"}
 _MOST_NEURONS, _MOST_STEPS = 256, 2048
 
 
 def load_trace(path: Path) -> dict[tuple[int, str], Array]:
-    """Spikes of every fixed-size group: (layer, site) -> bool [steps, neurons]."""
+    """Spikes of every fixed-size group: (layer, site) -> bool [steps, neurons], one sequence after the other."""
     parts: dict[tuple[int, str], list[tuple[int, Array]]] = {}
     try:
         with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
                 match = _NAME.match(name)
-                if match is None or match[2] == "a":
+                if match is None or match[3] not in _DRAWN:
                     continue
                 spikes = np.asarray(archive[name], dtype=bool)
-                if spikes.ndim not in (2, 3):
-                    raise InputError(f"trace {path}: array {name!r} has {spikes.ndim} axes, expected 2 or 3")
+                if spikes.ndim != 3:
+                    raise InputError(f"trace {path}: array {name!r} has {spikes.ndim} axes, expected [tokens, T_s, n]")
+                layer = -1 if match[2] is None else int(match[2])
                 rows = spikes.reshape(-1, spikes.shape[-1])
-                parts.setdefault((int(match[1]), match[2]), []).append((int(match[3] or 0), rows))
+                parts.setdefault((layer, match[3]), []).append((int(match[1]), rows))
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
         raise InputError(f"cannot read the trace {path} that the run names: {error}") from error
-    return {key: np.concatenate([rows for _, rows in sorted(found, key=lambda item: item[0])])
-            for key, found in sorted(parts.items())}  # fmt: skip
+    order = {key: place for place, key in enumerate(ordered_sites(1 + max((layer for layer, _ in parts), default=0)))}
+    return {
+        key: np.concatenate([rows for _, rows in sorted(parts[key], key=lambda part: part[0])])
+        for key in sorted(parts, key=lambda key: order[key])
+    }
 
 
 def raster_html(path: Path, shape: ModelShape) -> str:
@@ -57,7 +61,7 @@ def raster_html(path: Path, shape: ModelShape) -> str:
         name = f"raster-{layer + 1}-{site}"
         place = "embedding" if layer < 0 else f"layer {layer}, {site}"
         rate = float(spikes.mean()) if spikes.size else 0.0
-        selected = " selected" if (layer, site) == (max(key[0] for key in groups), "h") else ""
+        selected = " selected" if (layer, site) == list(groups)[-1] else ""
         options.append(f'<option value="{name}"{selected}>{html.escape(place)}</option>')
         data = base64.b64encode(mask_png(shown.T)).decode("ascii")
         url = f"url(data:image/png;base64,{data})"

@@ -59,12 +59,14 @@ def headline(report: dict[str, Any]) -> list[str]:
         f"{model['num_hidden_layers']} layers, d {model['hidden_size']}, FFN {model['ffn_dim']}, "
         f"vocabulary {model['vocab_size']}, T_s {model['num_steps']}"
     )
+    notes = costs["price_notes"]
     prices = ", ".join(f"{event} {value:g} pJ" for event, value in costs["prices_pj"].items())
     return [
         f"Energy of {source['name']}, {kind}{state}",
         f"model: {shape}; teacher: {report['teacher']['name']}",
         f"costs: {costs['name']}, {costs['node_nm']:g} nm: {prices}",
         f"source: {costs['citation']}",
+        *(f"{event}: {note}; the teacher too, so the ratio mixes two nodes" for event, note in notes.items()),
         "analytical arithmetic, not a measurement of power on hardware",
     ]
 

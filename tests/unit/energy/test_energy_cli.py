@@ -187,7 +187,7 @@ def test_every_option_has_help() -> None:
 def test_a_traced_run_gets_its_raster(tmp_path, capsys) -> None:
     import numpy as np
 
-    np.savez(tmp_path / "spikes.npz", **{"0.h": np.ones((3, 4, 16), bool)})
+    np.savez(tmp_path / "spikes.npz", **{"0/0.h": np.ones((3, 4, 16), bool)})
     path = write_run(tmp_path / "traced.json", make_run() | {"trace": "spikes.npz"})
     assert "raster-1-h" in run(capsys, "report", path, "--format", "html")[1]
     (tmp_path / "spikes.npz").unlink()

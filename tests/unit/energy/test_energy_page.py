@@ -103,7 +103,7 @@ def report() -> dict:
 def raster(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("trace") / "trace.npz"
     rng = np.random.default_rng(0)
-    np.savez(path, **{f"{layer}.{site}": rng.random((13, 4, 32)) < 0.2 for layer in range(3) for site in "qh"})
+    np.savez(path, **{f"0/{layer}.{site}": rng.random((13, 4, 32)) < 0.2 for layer in range(3) for site in "qh"})
     return raster_html(path, random_shape())
 
 

@@ -24,7 +24,7 @@ from energy.render import render_report, render_tables
 from energy.report import Options, report_rates, report_run
 from energy.runs import parse_run
 from energy.tables import Column, Table, compare_table, cost_tables_tables, report_tables, significant
-from spikeopd.contracts import ModelShape
+from spikeopd.contracts import ModelShape, SpikeTrace, ordered_sites
 from spikeopd.errors import CheckFailed, InputError
 
 RUN = parse_run(make_run(prompts=(5, 3), generated=(4, 3), drive=2.0), "x", "a run")
@@ -270,15 +270,20 @@ def test_the_papers_page_is_up_to_date() -> None:
 
 
 def test_raster_of_a_trace(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    spikes = rng.random((6, 4, 10)) < 0.3
-    np.savez(tmp_path / "t.npz", **{"-1.embed": spikes, "0.h": spikes.reshape(24, 10), "0.a.0": spikes[0],
-                                    **{f"1.q.{i}": spikes[i] for i in range(6)}})  # fmt: skip
+    """The file neuro_sim writes, read back and drawn."""
+    from neuro_sim.raster import save_trace
+
+    traces = [SpikeTrace(), SpikeTrace()]
+    for seed, trace in enumerate(traces):
+        make_run(random_shape(heads=2, head_dim=4), prompts=(3,), generated=(3,), seed=seed, trace=trace, drive=2.0)
+    save_trace(tmp_path / "t.npz", traces, 2)
     trace = load_trace(tmp_path / "t.npz")
-    assert set(trace) == {(-1, "embed"), (0, "h"), (1, "q")}
-    assert all(np.array_equal(rows, spikes.reshape(24, 10)) for rows in trace.values())
+    assert list(trace) == [key for key in ordered_sites(2) if key[1] != "a"]
+    for key, rows in trace.items():
+        assert np.array_equal(rows, np.concatenate([np.concatenate(t.sites[key]) for t in traces]))
     page = raster_html(tmp_path / "t.npz", random_shape())
-    assert page.count("data:image/png;base64,") == 6 and f"rate {spikes.mean():.4f}" in page
+    assert page.count("data:image/png;base64,") == 2 * len(trace)
+    assert f"rate {trace[1, 'h'].mean():.4f}" in page and page.count(" selected") == 1
 
 
 def test_mask_png_round_trip() -> None:
@@ -300,9 +305,9 @@ def test_bad_traces_are_named(tmp_path) -> None:
     (tmp_path / "junk.npz").write_bytes(b"junk")
     with pytest.raises(InputError, match="junk.npz"):
         load_trace(tmp_path / "junk.npz")
-    np.savez(tmp_path / "flat.npz", **{"0.h": np.zeros(4, bool)})
-    with pytest.raises(InputError, match="'0.h'"):
+    np.savez(tmp_path / "flat.npz", **{"0/0.h": np.zeros(4, bool)})
+    with pytest.raises(InputError, match="'0/0.h'"):
         load_trace(tmp_path / "flat.npz")
-    np.savez(tmp_path / "objects.npz", **{"0.h": np.array([{}], dtype=object)})
+    np.savez(tmp_path / "objects.npz", **{"0/0.h": np.array([{}], dtype=object)})
     with pytest.raises(InputError, match="objects.npz"):
         load_trace(tmp_path / "objects.npz")

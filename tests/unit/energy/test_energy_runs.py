@@ -174,6 +174,26 @@ def test_the_packaged_example_is_what_the_oracle_makes() -> None:
     assert json.loads(TARGET.read_text()) == json.loads(json.dumps(example_run()))
 
 
+@pytest.mark.parametrize("backend", ["dense", pytest.param("event", marks=pytest.mark.slow)])
+def test_what_the_simulator_writes_is_accepted(tmp_path, backend: str) -> None:
+    """neuro_sim's own run.json, stopped by the context. The event engine compiles first, so it is slow."""
+    from random_models import random_model
+
+    from neuro_sim.decode import Sampling, generate
+    from neuro_sim.dense import DenseDecoder
+    from neuro_sim.engine import EventDecoder
+    from neuro_sim.runfile import build_run
+    from neuro_sim.runfile import write_run as write
+
+    model = random_model(random_shape(positions=8), drive=2.0)
+    decoder = DenseDecoder(model) if backend == "dense" else EventDecoder(model)
+    result = generate(decoder, [[1, 2, 3], [4], [5, 6]], Sampling(max_new_tokens=20))
+    raw = build_run(result, model, backend=backend, bundle={"name": "b", "sha256": "0"}, sampling=Sampling(),
+                    load_seconds=0.0, threads=1)  # fmt: skip
+    run = load_run(write(tmp_path / "run.json", raw))
+    assert run.backend == backend and run.contexts() == {0: 8, 1: 8, 2: 8}
+
+
 def test_phase_masks() -> None:
     run = parse_run(RUN, "x")
     assert int(run.per_token.mask("prompt").sum()) == 7
