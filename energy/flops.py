@@ -80,8 +80,8 @@ def parse_shape(raw: Any, where: str, num_steps: int | None = None) -> ModelShap
     if values["word_embed_proj_dim"] is None:
         values["word_embed_proj_dim"] = values["hidden_size"]
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{where}: field {name!r} must be a whole number above zero, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise InputError(f"{where}: field {name!r} must be a whole number from 1 to 2^31, got {value!r}")
     shape = ModelShape(**values)
     if shape.hidden_size % shape.num_attention_heads:
         raise InputError(f"{where}: hidden_size {shape.hidden_size} is not a multiple of num_attention_heads")

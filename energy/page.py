@@ -19,7 +19,8 @@ def report_page(report: dict[str, Any], raster: str = "") -> str:
     from energy.render import headline
 
     title, *facts = headline(report)
-    charts = [_figure("By component", component_bars(report), "Per fed token, student and teacher.")]
+    bars = f'<div class="scroll bars">{component_bars(report)}</div>'
+    charts = [_figure("By component", bars, "Per fed token, student and teacher.")]
     pair = [_figure("By layer", layer_columns(report), "Per fed token; embedding and head are outside the layers.")]
     if report["tokens"]:
         pair.append(_figure("Over tokens", token_line(report), "A query meets more keys the later its token."))

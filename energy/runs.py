@@ -126,8 +126,8 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
         _check_phase(check, phase, activities[phase], per_token, shape)
     bundle = data.get("bundle")
     trace = data.get("trace")
-    if trace is not None and not isinstance(trace, str):
-        check.fail("trace", f"expected a file name, got {trace!r}")
+    if trace is not None and (not isinstance(trace, str) or Path(trace).name != trace):
+        check.fail("trace", f"expected the name of a file beside run.json, got {trace!r}")
     run = Run(
         name=name,
         path=path,

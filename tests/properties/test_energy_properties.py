@@ -25,6 +25,7 @@ from energy.models import (
 )
 from energy.runs import parse_run
 from spikeopd.contracts import LAYER_COMPONENTS, LAYER_SITES, Activity, ModelShape
+from spikeopd.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "energy"))
 
@@ -182,3 +183,37 @@ def test_at_the_break_even_rate_both_cost_the_same(shape, tokens, costs, per_spi
         assert rate >= 0
         reached = total(estimated_lines(shape, uniform_rates(shape, rate), tokens, keys, costs, per_spike))
         assert reached == pytest.approx(teacher, rel=1e-6)
+
+
+junk = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_damaged_run_is_refused_or_reported_but_never_crashes(data) -> None:
+    """Any value anywhere in run.json replaced by anything: one line that begins with the file, or a report."""
+    from energy_runs import make_run
+
+    from energy.costs import load_costs, load_memory
+    from energy.report import Options, report_run
+
+    run = make_run(prompts=(2,), generated=(2,))
+    place = run
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        inner = place[key]
+        if not isinstance(inner, (dict, list)) or not inner or data.draw(st.integers(0, 3)) == 0:
+            break
+        place = inner
+    place[key] = data.draw(junk)
+    try:
+        parsed = parse_run(run, "damaged.json")
+    except InputError as error:
+        assert str(error).startswith("damaged.json") and "\n" not in str(error)
+        return
+    options = Options(load_costs("loihi"), load_memory("dram"), parsed.shape, "teacher")
+    assert report_run(parsed, options)["summary"][-1]["energy_pj"] >= 0

@@ -88,6 +88,7 @@ INCONSISTENT = [
     ("sequences", lambda v: [], "sequences"),
     ("trace", lambda v: 4, "trace"),
     ("model.hidden_size", lambda v: -1, "hidden_size"),
+    ("model.ffn_dim", lambda v: 10**30, "ffn_dim"),
     ("model.num_steps", lambda v: 2.5, "num_steps"),
     ("phases.prompt.tokens", lambda v: v + 1, "phases.prompt.tokens"),
     ("phases.prompt.spikes.q", lambda v: v[:-1], "phases.prompt.spikes.q"),
@@ -155,6 +156,15 @@ def test_every_count_of_a_phase_is_bound() -> None:
                 pass
     # Additions of the attention are only bounded by its operations; saturations cost nothing.
     assert set(silent) <= {"additions.coincidence", "additions.av"}
+
+
+@pytest.mark.parametrize("name", ["../other.npz", "/etc/trace.npz", ""])
+def test_a_trace_lies_beside_its_run(name: str) -> None:
+    if name:
+        with pytest.raises(InputError, match="field 'trace'"):
+            parse_run(RUN | {"trace": name}, "x")
+    else:
+        assert parse_run(RUN | {"trace": name}, "x").trace is None
 
 
 def test_unreadable_files(tmp_path) -> None:
