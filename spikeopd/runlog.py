@@ -113,7 +113,7 @@ class RunLog:
             _console().print(message, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def progress(self, name: str, total: int, done: int = 0) -> Iterator[Progress]:
+    def progress(self, name: str, total: int, done: int = 0, unit: str = "update") -> Iterator[Progress]:
         """Progress over `total` updates of which `done` are behind: a bar on a terminal, else a line every 30 s."""
         if not self.active or self.quiet:
             yield Progress(name, total, done)
@@ -121,7 +121,7 @@ class RunLog:
             with _Bar(name, total, done) as bar:
                 yield bar
         else:
-            lines = _Lines(name, total, done, sys.stderr)
+            lines = _Lines(name, total, done, sys.stderr, unit)
             yield lines
             lines.finish()
 
@@ -242,23 +242,23 @@ class Progress:
     def __init__(self, name: str, total: int, done: int) -> None:
         self.name, self.total, self.done = name, total, done
 
-    def advance(self, **values: float) -> None:
-        """One more update is done; `values` (loss, perplexity …) stand beside it."""
-        self.done += 1
+    def advance(self, count: int = 1, /, **values: float) -> None:
+        """One more update is done (or `count`); `values` (loss, perplexity …) stand beside it."""
+        self.done += count
 
 
 class _Lines(Progress):
     """A line at the start, every 30 seconds and at the end."""
 
-    def __init__(self, name: str, total: int, done: int, stream: IO[str]) -> None:
+    def __init__(self, name: str, total: int, done: int, stream: IO[str], unit: str = "update") -> None:
         super().__init__(name, total, done)
-        self._stream, self._first = stream, done
+        self._stream, self._first, self._unit = stream, done, unit
         self._values: Mapping[str, float] = {}
         self._began = self._last = time.monotonic()
-        self._write(f"{name}: update {done} of {total}")
+        self._write(f"{name}: {unit} {done} of {total}")
 
-    def advance(self, **values: float) -> None:
-        super().advance(**values)
+    def advance(self, count: int = 1, /, **values: float) -> None:
+        super().advance(count, **values)
         self._values = values
         now = time.monotonic()
         if now - self._last >= SECONDS_BETWEEN_LINES:
@@ -270,7 +270,7 @@ class _Lines(Progress):
         self._write(f"{self._state()}, took {_clock(time.monotonic() - self._began)}")
 
     def _state(self) -> str:
-        return ", ".join([f"{self.name}: update {self.done} of {self.total}", *_words(self._values)])
+        return ", ".join([f"{self.name}: {self._unit} {self.done} of {self.total}", *_words(self._values)])
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -297,9 +297,9 @@ class _Bar(Progress):
         )
         self._task = self._bar.add_task(name, total=total, completed=done, values="")
 
-    def advance(self, **values: float) -> None:
-        super().advance(**values)
-        self._bar.update(self._task, advance=1, values=", ".join(_words(values)))
+    def advance(self, count: int = 1, /, **values: float) -> None:
+        super().advance(count, **values)
+        self._bar.update(self._task, advance=count, values=", ".join(_words(values)))
 
     def __enter__(self) -> _Bar:
         self._bar.start()
