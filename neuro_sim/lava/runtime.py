@@ -18,6 +18,7 @@ import faulthandler
 import mmap
 import os
 import re
+import resource
 import signal
 import tempfile
 import threading
@@ -42,6 +43,7 @@ from lava.magma.runtime.runtime import Runtime
 
 _LOOK_EVERY = 0.05  # seconds between two looks at the processes while waiting
 _STOP_PATIENCE = 5.0  # seconds that processes in good health get to stop by themselves
+_FILES_PER_PROCESS = 6  # two pipes, a queue and a sentinel
 _DUMP_SIGNAL = signal.SIGUSR1
 
 
@@ -76,6 +78,7 @@ class WatchedRuntime(Runtime):
     def initialize(self, node_cfg_idx: int = 0) -> None:
         """Start the processes and wait until every one of them is built."""
         try:
+            _allow_open_files(256 + _FILES_PER_PROCESS * len(self._names))
             with fork_start_method(), _interrupts_held():
                 self._build_watchdog_manager()
                 self._build_message_infrastructure()
@@ -95,8 +98,7 @@ class WatchedRuntime(Runtime):
     def _await_built(self, name: str, queue: Any) -> None:
         self.wait_until(lambda: not queue.empty(), f"{name} to be built")
         if (error := queue.get()) is not None:
-            message = f"Lava process {name} could not be built: {type(error).__name__}: {error}"
-            raise LavaRunError(message, name, getattr(error, "trace", "")) from error
+            raise self._failure(name, error, getattr(error, "trace", "")) from error
 
     def wait_until(self, ready: Callable[[], bool], purpose: str) -> None:
         """Wait for a condition; raise LavaRunError if a process is gone, or at the time limit."""
@@ -111,11 +113,10 @@ class WatchedRuntime(Runtime):
         """Raise LavaRunError if a process has failed or died."""
         self.check_open()
         for name, actor in zip(self._names, self._messaging_infrastructure.actors, strict=False):
+            alive = actor.is_alive()  # asked first: a process that dies of an exception sends it before
             if failure := actor.exception:
-                error, trace = failure
-                what = f"{type(error).__name__}: {error}"
-                raise LavaRunError(f"Lava process {name} failed: {what}", name, trace) from error
-            if not actor.is_alive():
+                raise self._failure(name, *failure) from failure[0]
+            if not alive:
                 raise LavaRunError(f"Lava process {name} ended unexpectedly (exit code {actor.exitcode})", name)
 
     def check_open(self) -> None:
@@ -140,7 +141,8 @@ class WatchedRuntime(Runtime):
             self._open_ports.clear()
             self._is_started = self._is_running = False
             for queue in self.exception_q:
-                queue.close()
+                queue._reader.close()  # Queue.close would leave both ends to the garbage collector
+                queue._writer.close()
             if self._watchdog_manager is not None:
                 self._watchdog_manager.stop()
             if self._messaging_infrastructure is not None:
@@ -185,6 +187,10 @@ class WatchedRuntime(Runtime):
         except BaseException:
             self.stop()
             raise
+
+    def _failure(self, name: str, error: Exception, trace: str) -> LavaRunError:
+        what = "failed" if self._is_initialized else "could not be built"
+        return LavaRunError(f"Lava process {name} {what}: {type(error).__name__}: {error}", name, trace)
 
     def _hang(self, purpose: str) -> LavaRunError:
         busy = self._busy_processes()
@@ -290,6 +296,14 @@ def _leave_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
+
+
+def _allow_open_files(needed: int) -> None:
+    """Raise this program's soft limit of open files where a large graph needs it; a no to that shows up soon enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 @contextlib.contextmanager

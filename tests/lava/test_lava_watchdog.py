@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -44,13 +45,22 @@ def segments() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    before = children(), segments()
+    before = children(), segments(), threading.active_count(), open_files()
     yield
     assert multiprocessing.active_children() == []
     assert children() <= before[0]
     assert segments() <= before[1]
+    deadline = time.monotonic() + 5  # the listening threads of closed ports leave by themselves
+    while threading.active_count() > before[2] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before[2]
+    assert open_files() <= before[3]
 
 
 def chain(*relays: Relay) -> Start:
