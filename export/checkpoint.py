@@ -39,9 +39,11 @@ def load_student(path: Path | str) -> BiSpikCLMForCausalLM:
     if not any(folder.glob("model*.safetensors")):
         raise InputError(f"checkpoint {folder}: no model.safetensors here; the folder is incomplete")
     import torch
+    from transformers.utils import logging as transformers_logging
 
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 
+    transformers_logging.disable_progress_bar()
     try:
         model, info = BiSpikCLMForCausalLM.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True

@@ -13,11 +13,11 @@ from typing import Any
 from spikeopd.errors import InputError, run_command
 
 PROG = "spikeopd-export"
-EXAMPLES = """examples:
-  spikeopd-export runs/tiny/checkpoint --to nir --output runs/tiny/bundle
-  spikeopd-export map runs/tiny/bundle --context 256
+EXAMPLES = """`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`.
 
-`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`."""
+examples:
+  spikeopd-export runs/tiny/checkpoint --to nir --output runs/tiny/bundle
+  spikeopd-export map runs/tiny/bundle --context 256"""
 MAP_EXAMPLES = """examples:
   spikeopd-export map runs/tiny/bundle
   spikeopd-export map runs/tiny/bundle --context 2048 --picture placement.png --json"""
@@ -82,7 +82,7 @@ def export_parser() -> argparse.ArgumentParser:
         "--evaluation-tokens",
         type=int,
         metavar="N",
-        help="tokens for perplexity before and after, 0 for none (default: 4096, fewer for large models)",
+        help="tokens for perplexity before and after, 0 for none (default: 2048, fewer for large models)",
     )
     parser.add_argument(
         "--verification-tokens",
@@ -146,9 +146,9 @@ def run_export(args: argparse.Namespace) -> int:
     mark = done("load", start)
     size = sum(parameter.numel() for parameter in student.parameters())
     # A decoder that counts everything costs seconds per token at a hundred million parameters: ask for less there.
-    evaluation = _default(args.evaluation_tokens, min(4096, max(128, int(2e10 / size))))
+    evaluation = _default(args.evaluation_tokens, min(2048, max(128, int(1e10 / size))))
     verification = _default(args.verification_tokens, min(64, max(4, int(1e9 / size))))
-    length = min(256, shape.max_position_embeddings, max(evaluation, verification, 2))
+    length = min(128, shape.max_position_embeddings, max(evaluation, verification, 2))
     windows = text_windows(args.text, tokenizer, length, max(1, evaluation // length))
     check_tokens(windows, shape)
     mark = done("text", mark)

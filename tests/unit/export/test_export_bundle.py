@@ -1,0 +1,147 @@
+"""Bundles: what is written is what is read, in every profile, and writing again gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import h5py
+import nir
+import numpy as np
+import pytest
+from random_models import random_model, random_shape
+from small_students import small_student
+
+from export.bundle_writer import BundleOptions, write_bundle
+from export.quantize import lower
+from neuro_sim.bundle import array_specs, load_bundle, model_arrays, read_manifest
+from spikeopd.errors import InputError
+
+PROFILES = {
+    "cell": BundleOptions(),
+    "cell-lif": BundleOptions(neuron="lif"),
+    "unrolled": BundleOptions(profile="unrolled", context=3),
+    "lava": BundleOptions(target="lava"),
+}
+
+
+def assert_same(a, b):
+    assert a.shape == b.shape and a.precision == b.precision and a.decay == b.decay
+    assert a.embedding.shift == b.embedding.shift and a.head.epsilon == b.head.epsilon
+    left, right = model_arrays(a), model_arrays(b)
+    for name, values in left.items():
+        assert values.dtype == right[name].dtype and np.array_equal(values, right[name]), name
+    for index, layer in enumerate(a.layers):
+        for site, values in layer.sites.items():
+            other = b.layers[index].sites[site]
+            assert values.shift == other.shift and np.array_equal(values.bias, other.bias), (index, site)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("width", [None, 8])
+def test_what_is_written_is_read(tmp_path, profile, width):
+    model = random_model(random_shape(width=width))
+    write_bundle(model, tmp_path / "b", PROFILES[profile])
+    assert_same(model, load_bundle(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("profile", ["cell", "cell-lif", "unrolled"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_float_bundles_too(tmp_path, profile, bias):
+    model = lower(small_student(bias=bias), "float32").model
+    write_bundle(model, tmp_path / "b", PROFILES[profile])
+    assert_same(model, load_bundle(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_write_read_write_is_stable_to_the_byte(tmp_path, profile):
+    write_bundle(random_model(), tmp_path / "first", PROFILES[profile])
+    write_bundle(load_bundle(tmp_path / "first"), tmp_path / "second", PROFILES[profile])
+    names = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
+    for name in names:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+
+
+def test_int8_weights_are_stored_as_int8(tmp_path):
+    write_bundle(random_model(), tmp_path / "b")
+    arrays = read_manifest(tmp_path / "b")["arrays"]
+    with h5py.File(tmp_path / "b" / "model.nir") as file:
+        for name in ("layers.0.w_q", "layers.1.w_2", "embedding.table"):
+            assert file[arrays[name]["path"]].dtype == np.int8
+
+
+def test_plain_nir_reads_it_and_names_sort_topologically(tmp_path):
+    write_bundle(random_model(), tmp_path / "b")
+    # A fresh interpreter that may not import this project's packages.
+    code = (
+        "import sys, nir\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('spikeopd', 'export', 'neuro_sim', 'torch'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "g = nir.read(sys.argv[1]); print(sorted(g.nodes) == list(g.nodes), len(g.nodes))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "b" / "model.nir")], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.split() == ["True", "7"]  # current, two blocks, three nodes of the last site, spikes
+    graph = nir.read(tmp_path / "b" / "model.nir")
+    for part in (graph, *(node for node in graph.nodes.values() if isinstance(node, nir.NIRGraph))):
+        backward = [(a, b) for a, b in part.edges if a > b]
+        assert all(a.endswith("_reset") and b.endswith("_membrane") for a, b in backward)
+        assert not any("/" in name for name in part.nodes)
+
+
+def test_the_cell_profile_says_loudly_what_it_leaves_out(tmp_path):
+    write_bundle(random_model(), tmp_path / "b")
+    about = nir.read(tmp_path / "b" / "model.nir").metadata["spikeopd"]
+    assert "Replicate" in str(about["warning"]) and "self-attention" in str(about["warning"])
+    assert "token j" in str(about["replicate"])
+
+
+def test_an_old_bundle_is_replaced_but_nothing_else(tmp_path):
+    write_bundle(random_model(seed=1), tmp_path / "b")
+    write_bundle(random_model(seed=2), tmp_path / "b")
+    assert_same(random_model(seed=2), load_bundle(tmp_path / "b"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="not a bundle"):
+        write_bundle(random_model(), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_reading_needs_neither_torch_nor_nir_nor_hdf5(tmp_path):
+    write_bundle(random_model(), tmp_path / "b")
+    code = (
+        "import sys; from neuro_sim.bundle import load_bundle; load_bundle(sys.argv[1]);"
+        "print([name for name in ('torch', 'nir', 'h5py', 'export') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_manifest_lists_every_array_of_the_model(tmp_path):
+    model = random_model()
+    write_bundle(model, tmp_path / "b")
+    assert set(read_manifest(tmp_path / "b")["arrays"]) == set(array_specs(model.shape, "int8"))
+
+
+def test_lava_graph_names_every_port_once_and_arrays_exist(tmp_path):
+    write_bundle(random_model(), tmp_path / "b", BundleOptions(target="lava"))
+    graph = json.loads((tmp_path / "b" / "graph.json").read_text())
+    ports = {
+        f"{process['name']}.{port}": (what["direction"], what["shape"])
+        for process in graph["processes"]
+        for port, what in process["ports"].items()
+    }
+    fed = [target for _, target in graph["connections"]]
+    assert sorted(fed) == sorted(port for port, (way, _) in ports.items() if way == "in")  # each input exactly once
+    for source, target in graph["connections"]:
+        assert ports[source][0] == "out" and ports[source][1] == ports[target][1], (source, target)
+    with h5py.File(tmp_path / "b" / "arrays.h5") as file:
+        for process in graph["processes"]:
+            for value in process["parameters"].values():
+                if isinstance(value, dict):
+                    assert value["array"] in file
