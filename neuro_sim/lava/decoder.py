@@ -69,6 +69,11 @@ class LavaDecoder:
         """Tokens decoded so far in this sequence."""
         return self._counter.position
 
+    @property
+    def process_names(self) -> list[str]:
+        """Names of the operating-system processes that Lava runs for this network."""
+        return list(self._runtime.process_names)
+
     def reset(self) -> None:
         """Forget the sequence."""
         self._runtime.check_open()
@@ -93,7 +98,7 @@ class LavaDecoder:
         logits = self._head.logits(self._readout.receive())
         if self.trace is not None:
             for (layer, site), fired in spikes.items():
-                self.trace.add(layer, site, fired)
+                self.trace.add(layer, site, fired.copy())  # a view would keep the whole report
             self.trace.tokens.append(token)
         return logits, self._counter.count(spikes, saturations)
 

@@ -71,14 +71,14 @@ class WatchedRuntime(Runtime):
         self._owner = os.getpid()
         self._ended = False
         self._host_ports: list[Any] = []
-        self._names = [process.name for process in executable.proc_builders]
-        self._names += [f"runtime service {index}" for index in range(len(executable.runtime_service_builders))]
+        self.process_names = [process.name for process in executable.proc_builders]
+        self.process_names += [f"runtime service {index}" for index in range(len(executable.runtime_service_builders))]
         executable.assign_runtime_to_all_processes(self)
 
     def initialize(self, node_cfg_idx: int = 0) -> None:
         """Start the processes and wait until every one of them is built."""
         try:
-            _allow_open_files(256 + _FILES_PER_PROCESS * len(self._names))
+            _allow_open_files(256 + _FILES_PER_PROCESS * len(self.process_names))
             with fork_start_method(), _interrupts_held():
                 self._build_watchdog_manager()
                 self._build_message_infrastructure()
@@ -88,7 +88,7 @@ class WatchedRuntime(Runtime):
                 self._build_runtime_services()
             self.service_to_runtime = [WatchedPort(port, self) for port in self.service_to_runtime]
             self._start_ports()
-            for name, queue in zip(self._names, self.exception_q, strict=True):
+            for name, queue in zip(self.process_names, self.exception_q, strict=True):
                 self._await_built(name, queue)
             self._is_initialized = True
         except BaseException:
@@ -112,7 +112,7 @@ class WatchedRuntime(Runtime):
     def check(self) -> None:
         """Raise LavaRunError if a process has failed or died."""
         self.check_open()
-        for name, actor in zip(self._names, self._messaging_infrastructure.actors, strict=False):
+        for name, actor in zip(self.process_names, self._messaging_infrastructure.actors, strict=False):
             alive = actor.is_alive()  # asked first: a process that dies of an exception sends it before
             if failure := actor.exception:
                 raise self._failure(name, *failure) from failure[0]
@@ -208,7 +208,7 @@ class WatchedRuntime(Runtime):
                 os.kill(actor.pid, _DUMP_SIGNAL)
         time.sleep(0.3)
         busy = []
-        for name, actor in zip(self._names, actors, strict=False):
+        for name, actor in zip(self.process_names, actors, strict=False):
             stack = actor.dump.read_text() if actor.dump.exists() else ""
             if found := re.search(r'File "([^"]+)", line (\d+) in run_spk', stack):
                 busy.append((name, f"{Path(found[1]).name}:{found[2]}"))

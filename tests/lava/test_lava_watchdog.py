@@ -125,7 +125,7 @@ def test_a_deadlock_meets_the_time_limit_and_names_the_processes() -> None:
 def test_a_killed_process_is_named() -> None:
     runtime = start(chain(Relay(name="victim"), Relay("sleep", name="slow")), Loihi2SimCfg(), 30)
     runtime.start(RunSteps(num_steps=4, blocking=False))
-    victim = runtime._names.index("victim")
+    victim = runtime.process_names.index("victim")
     os.kill(runtime._messaging_infrastructure.actors[victim].pid, signal.SIGKILL)
     with pytest.raises(LavaRunError, match="victim ended unexpectedly .exit code -9"):
         runtime.wait()
