@@ -50,7 +50,10 @@ def published_name(shape: ModelShape) -> str | None:
 
 
 def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
-    """A shape from `opt-125m`, a config.json, a bundle's manifest.json, or a folder that holds one of them."""
+    """A shape from `opt-125m`, a config.json, a bundle's manifest.json, or a folder that holds one of them.
+
+    `num_steps` overrides the file's; a dense model has none of its own.
+    """
     path = Path(source)
     if path.is_dir():
         found = [path / name for name in ("config.json", "manifest.json") if (path / name).is_file()]
@@ -59,7 +62,9 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
         path = found[0]
     if path.suffix != ".json":
         shape = opt_shape(source)
-        return shape if num_steps is None else replace(shape, num_steps=num_steps)
+        if num_steps is None:
+            raise InputError(f"{source} names a dense model: say with --num-steps how many steps T_s its student takes")
+        return replace(shape, num_steps=num_steps)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -75,7 +80,11 @@ def parse_shape(raw: Any, where: str, num_steps: int | None = None) -> ModelShap
     for key in ("model", "shape", "shapes"):
         if "hidden_size" not in raw and isinstance(raw.get(key), dict):
             raw = raw[key]
-    steps = num_steps if num_steps is not None else raw.get("num_steps", outer.get("num_steps", 1))
+    steps = num_steps if num_steps is not None else raw.get("num_steps", outer.get("num_steps"))
+    if steps is None:
+        raise InputError(
+            f"{where}: field 'num_steps' is missing; say with --num-steps how many steps T_s a token takes"
+        )
     values = {name: raw.get(name) for name in ModelShape.__dataclass_fields__} | {"num_steps": steps}
     if values["word_embed_proj_dim"] is None:
         values["word_embed_proj_dim"] = values["hidden_size"]

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from energy_runs import make_run, write_run
@@ -132,13 +133,20 @@ MISTAKES = [
     (["report", "example_run.json", "--rates", "0.1"], "--rates does not go with a run"),
     (["report", "example_run.json", "--output", "example_run.json/x.md"], "cannot write"),
     (["report", "--config", "opt-125m"], "--config needs --rates"),
-    (["report", "--config", "opt-125m", "--rates", "0.1"], "--config needs --context"),
-    (["report", "--config", "opt-125m", "--rates", "1.1", "--context", "8"], "between 0 and 1"),
-    (["report", "--config", "opt-125m", "--rates", "nan", "--context", "8"], "between 0 and 1"),
-    (["report", "--config", "opt-125m", "--rates", "x.json", "--context", "8"], "neither a number nor a file"),
-    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "9999"], "--context"),
-    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "0"], "--context"),
-    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "8", "--prompt", "9"], "--prompt"),
+    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1"], "--config needs --context"),
+    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "1.1", "--context", "8"], "between 0 and 1"),
+    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "nan", "--context", "8"], "between 0 and 1"),
+    (
+        ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "x.json", "--context", "8"],
+        "neither a number nor a file",
+    ),
+    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "9999"], "--context"),
+    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "0"], "--context"),
+    (
+        ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "8", "--prompt", "9"],
+        "--prompt",
+    ),
+    (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "8"], "--num-steps"),
     (["paper", "--tokens", "0"], "--tokens"),
     (["compare", "a=gone.json"], "gone.json"),
 ]
@@ -194,3 +202,16 @@ def test_a_traced_run_gets_its_raster(tmp_path, capsys) -> None:
     code, _, err = run(capsys, "report", path, "--format", "html")
     assert code == 2 and "spikes.npz" in err
     assert run(capsys, "report", path)[0] == 0  # the numbers need no trace
+
+
+def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "energy.md").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("spikeopd-energy ")
+    ]
+    assert len(commands) == 7
+    for words in commands:
+        code, out, err = run(capsys, *words)
+        assert code == 0 and (out or "wrote" in err), err
+    exec(compile(text.split("```python\n")[1].split("```")[0], "docs/energy.md", "exec"), {})
+    assert float(capsys.readouterr().out) > 0

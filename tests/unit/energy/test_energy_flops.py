@@ -175,7 +175,7 @@ def test_config_files(tmp_path) -> None:
     del config["num_steps"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_shape(str(tmp_path), 4).num_steps == 4
-    assert load_shape(str(tmp_path / "config.json")).word_embed_proj_dim == 512
+    assert load_shape(str(tmp_path / "config.json"), 1).word_embed_proj_dim == 512
     nested = tmp_path / "bundle"
     nested.mkdir()
     (nested / "manifest.json").write_text(
@@ -198,6 +198,10 @@ def test_bad_configs_name_the_field(tmp_path) -> None:
         load_shape(str(tmp_path))
     with pytest.raises(InputError, match="unknown teacher 'opt-9t'"):
         load_shape("opt-9t")
+    with pytest.raises(InputError, match="--num-steps"):
+        load_shape("opt-125m")
+    with pytest.raises(InputError, match="'num_steps'"):
+        parse_shape({key: value for key, value in good.items() if key != "num_steps"}, "here")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(InputError, match="broken.json"):
         load_shape(str(tmp_path / "broken.json"))
