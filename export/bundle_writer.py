@@ -8,12 +8,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import h5py
-import numpy as np
 
 from export.nir_graph import Location, Neuron, Profile, build_graph
 from neuro_sim.bundle import MANIFEST, array_specs
@@ -76,7 +75,7 @@ def bundle_draft(
             **details,
             "precision": model.precision,
             "shape": model.shape.to_dict(),
-            "decay": int(model.decay) if model.precision == "int8" else float(np.float32(model.decay)),
+            "decay": int(model.decay) if model.precision == "int8" else float(model.decay),
             "embedding_shift": int(model.embedding.shift),
             "epsilon": float(model.head.epsilon),
             "tokens": {name: int(value) for name, value in options.tokens.items()},
@@ -131,5 +130,27 @@ def _write_nir(model: SpikeModel, folder: Path, options: BundleOptions) -> tuple
 
     built = build_graph(model, profile=options.profile, neuron=options.neuron, context=options.context)
     # Uncompressed: weights hardly compress, and a reader can map them and check their size before it allocates.
-    nir.write(folder / "model.nir", built.graph, compression=None)
+    nir.write(folder / "model.nir", _Uncopied(built.graph), compression=None)
     return "model.nir", built.locations
+
+
+class _Uncopied:
+    """What `nir.write` asks of a graph: `to_dict`. NIR's own copies every array once for each level of nesting."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def to_dict(self) -> dict[str, Any]:
+        return plain_dict(self.graph)
+
+
+def plain_dict(node: Any) -> dict[str, Any]:
+    """`node.to_dict()` with references instead of copies."""
+    values = {f.name: getattr(node, f.name) for f in fields(node) if f.name not in ("input_type", "output_type")}
+    if "nodes" in values:
+        values["nodes"] = {name: plain_dict(child) for name, child in node.nodes.items()}
+    if type(node).__name__ == "Input":
+        values["shape"] = node.input_type["input"]
+    if type(node).__name__ == "Output":
+        values["shape"] = node.output_type["output"]
+    return {**values, "type": type(node).__name__}

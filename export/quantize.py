@@ -119,8 +119,9 @@ def _lower_block(
     for name, site in PROJECTIONS.items():
         label = f"layers.{index}.{name}"
         module: SpikeLinear = getattr(block, MODULES[name])
+        weight, bias = _on_grid(module)
         weights[name], sites[site] = quantize_projection(
-            *(_numpy(part) for part in module.on_grid()), block.config.threshold, label, errors, clips.get(label)
+            weight, bias, block.config.threshold, label, errors, clips.get(label)
         )
     count_unit = 1 << COUNT_SHIFT
     threshold_a, threshold_r = _numpy(block.log_threshold_a.exp()), _numpy(block.log_threshold_r.exp())
@@ -140,20 +141,21 @@ def quantize_projection(
     weight: Array, bias: Array, threshold: float, label: str, errors: list[TensorError], clip: Array | None = None
 ) -> tuple[Array, Site]:
     """weight [out, in] and bias [out] to int8 [in, out] and the site that absorbs the scales."""
-    largest = np.abs(weight).max(1)
+    largest = np.abs(weight).max(1).astype(np.float64)
     scale = largest / WEIGHT_MAX if clip is None else largest * clip / WEIGHT_MAX
     # Threshold and bias must fit the membrane: a neuron with tiny weights, or a huge bias, gets a coarser scale.
     floor = np.maximum(threshold, np.abs(bias)) * (1 << WEIGHT_SHIFT) / SITE_LIMIT
     adapted = int((scale < floor).sum())
     scale = np.maximum(scale, floor)
-    exact = weight / scale[:, None]
+    columns = scale[:, None].astype(weight.dtype)
+    exact = weight / columns
     rounded = np.clip(np.rint(exact), -WEIGHT_MAX, WEIGHT_MAX)
     unit = (1 << WEIGHT_SHIFT) / scale
     site = Site(
         np.maximum(1, np.rint(threshold * unit)).astype(np.int32), np.rint(bias * unit).astype(np.int32), WEIGHT_SHIFT
     )
     clipped = int((np.abs(exact) > WEIGHT_MAX + 0.5).sum())
-    _note(errors, label, weight, rounded * scale[:, None], clipped, adapted)
+    _note(errors, label, weight, rounded * columns, clipped, adapted)
     _note(errors, f"{label.rsplit('.', 1)[0]}.{PROJECTIONS[label.rsplit('.', 1)[1]]}.bias", bias, site.bias / unit)
     return np.ascontiguousarray(rounded.astype(np.int8).T), site
 
@@ -259,7 +261,7 @@ def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
     def layer(block: BiSpikCLMBlock) -> Layer:
         weights, sites = {}, {}
         for name, site in PROJECTIONS.items():
-            weight, bias = (_numpy(part) for part in getattr(block, MODULES[name]).on_grid())
+            weight, bias = _on_grid(getattr(block, MODULES[name]))
             weights[name] = np.ascontiguousarray(weight.T)
             sites[site] = flat(np.full(len(bias), config.threshold), site, bias)
         sites["a"] = flat(_numpy(block.log_threshold_a.exp()), "a")
@@ -318,6 +320,13 @@ def _note(
     relative = float(np.linalg.norm(difference)) / norm if norm else 0.0
     largest = float(np.abs(difference).max()) if difference.size else 0.0
     errors.append(TensorError(name, int(values.size), relative, largest, clipped, adapted))
+
+
+def _on_grid(module: SpikeLinear) -> tuple[Array, Array]:
+    """Weight and bias as they act. The module must not keep them: over all layers that is the model once more."""
+    weight, bias = module.on_grid()
+    module._snapped = None
+    return _numpy(weight), _numpy(bias)
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -32,13 +32,8 @@ class TorchReference:
     def __init__(self, model: SpikeModel) -> None:
         self.model = model
         self.integer = model.precision == "int8"
-        head = model.head
-        if head.project_out is not None:
-            self._rows = torch.from_numpy(head.project_out).double()  # [d, w]
-        else:
-            # gamma * table is exact in float64 and in one pass a good deal faster than in integers.
-            self._rows = torch.from_numpy(head.gamma).double()[:, None] * torch.from_numpy(model.embedding.table.T)
-        self._sums = self._rows.sum(0).numpy()
+        ones = torch.ones(1, model.shape.hidden_size, dtype=torch.float64)
+        self._sums = self._accumulate(ones)[0].numpy()
 
     @torch.no_grad()
     def run(self, tokens: Sequence[int], *, trace: bool = True, logits: bool = True) -> tuple[np.ndarray, SpikeTrace]:
@@ -144,6 +139,15 @@ class TorchReference:
 
     def _head(self, x: Tensor) -> np.ndarray:
         counts = x.sum(0)
-        accumulated = (counts.double() @ self._rows).numpy()
-        pairs = zip(counts.numpy(), accumulated, strict=True)
+        pairs = zip(counts.numpy(), self._accumulate(counts.double()).numpy(), strict=True)
         return np.stack([head_logits(self.model, n, acc, self._sums) for n, acc in pairs])
+
+    def _accumulate(self, counts: Tensor) -> Tensor:
+        """[token, d] -> acc_v or acc_k of `contracts.Head`. Integers below 2**53 are exact in float64."""
+        head = self.model.head
+        if head.project_out is not None:
+            return counts @ torch.from_numpy(head.project_out).double()
+        weighted = counts * torch.from_numpy(head.gamma).double()
+        # In slices: the table in float64 would be eight times the exported one.
+        table = torch.from_numpy(self.model.embedding.table)
+        return torch.cat([weighted @ part.double().T for part in table.split(4096)], -1)

@@ -1,0 +1,86 @@
+"""Time, memory and size of exporting a shape with random weights, as `spikeopd-export` does it.
+
+    python benchmarks/bench_export.py --shape opt-125m --verification-tokens 4
+
+Peak memory is that of the whole process (getrusage); "model memory" is four bytes per parameter of the student.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from export.bundle_writer import BundleOptions, bundle_draft
+from export.quantize import lower
+from export.report import parameter_count
+from export.verify import verify_bundle
+from spikeopd.files import write_json
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
+
+SHAPES = {
+    "tiny": dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, ffn_dim=512, vocab_size=1024, max_position_embeddings=256),
+    "opt-125m": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, ffn_dim=3072, vocab_size=50272, max_position_embeddings=2048),
+    "opt-350m": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, ffn_dim=4096, vocab_size=50272, max_position_embeddings=2048, word_embed_proj_dim=512),
+}  # fmt: skip
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--shape", choices=SHAPES, default="opt-125m")
+    parser.add_argument("--to", choices=("nir", "lava"), default="nir")
+    parser.add_argument("--verification-tokens", type=int, default=4)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    before = peak_mb()
+    student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**SHAPES[args.shape])).eval()
+    with torch.no_grad():  # trained students have biases
+        for block in student.model.layers:
+            for module in (block.q_proj, block.k_proj, block.v_proj, block.out_proj, block.fc1, block.fc2):
+                module.bias.normal_(std=0.05)
+    memory = sum(parameter.numel() for parameter in student.parameters()) * 4 / 2**20
+    built = peak_mb()
+    start = time.perf_counter()
+    lowered = lower(student)
+    lowered_at = time.perf_counter()
+    del student
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "bundle"
+        with bundle_draft(lowered.model, output, BundleOptions(target=args.to)) as (draft, _):
+            written_at = time.perf_counter()
+            wrote = peak_mb()
+            prompt = list(range(10, 10 + args.verification_tokens))
+            verify_bundle(lowered.model, draft, [prompt] if prompt else [])
+            write_json(draft / "report.json", {})
+        end = time.perf_counter()
+        size = (output / ("model.nir" if args.to == "nir" else "arrays.h5")).stat().st_size
+    parameters = parameter_count(lowered.model)
+    result = {
+        "shape": args.shape,
+        "parameters": parameters,
+        "file_bytes": size,
+        "bytes_per_parameter": round(size / parameters, 4),
+        "lower_seconds": round(lowered_at - start, 2),
+        "write_seconds": round(written_at - lowered_at, 2),
+        "verify_seconds": round(end - written_at, 2),
+        "total_seconds": round(end - start, 2),
+        "model_mb": round(memory, 1),
+        "import_mb": round(before, 1),
+        "student_built_mb": round(built, 1),
+        "peak_after_write_mb": round(wrote, 1),
+        "peak_mb": round(peak_mb(), 1),
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
