@@ -76,10 +76,12 @@ def to_json(value: Any) -> str:
 
 
 def text_table(table: Table, width: int = 100, widest: int = 240) -> str:
-    """Aligned columns; a table of long texts becomes one paragraph per row."""
+    """Aligned columns with their units below the labels; a table of long texts becomes one paragraph per row."""
     header = [table.header(column) for column in table.columns]
+    labels = [column.label for column in table.columns]
+    units = [f"[{unit}]" if (unit := table.scale(column)[1]) else "" for column in table.columns]
     body = [[table.cell(row, column) for column in table.columns] for row in table.rows]
-    widths = [max(len(line[i]) for line in [header, *body]) for i in range(len(header))]
+    widths = [max(len(line[i]) for line in [labels, units, *body]) for i in range(len(labels))]
     left = [column.kind == "text" for column in table.columns]
     if sum(widths) > widest:
         paragraphs = [
@@ -97,7 +99,7 @@ def text_table(table: Table, width: int = 100, widest: int = 240) -> str:
         return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * w for w in widths)
-    parts = [table.title, line(header), rule, *(line(cells) for cells in body)]
+    parts = [table.title, line(labels), line(units), rule, *(line(cells) for cells in body)]
     return "\n".join(parts + (textwrap.wrap(table.note, width) if table.note else []))
 
 

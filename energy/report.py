@@ -126,7 +126,8 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
         "complete": run.complete,
         "bundle": run.bundle,
     }
-    report = _assemble(run.shape, run.num_sequences, scopes, measured_rates(everything), options, source)
+    rates, site_rates = measured_rates(everything), measured_site_rates(everything)
+    report = _assemble(run.shape, run.num_sequences, scopes, rates, options, source, site_rates)
     report["alternatives"] = _alternatives(run, options)
     energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
     report["tokens"] = [
@@ -178,6 +179,7 @@ def _assemble(
     rates: Rates,
     options: Options,
     source: dict[str, Any],
+    site_rates: Rates | None = None,
 ) -> dict[str, Any]:
     whole = scopes[-1]
     _assert_equal(scopes, str(source["name"]))
@@ -216,7 +218,7 @@ def _assemble(
             "headroom": break_even / whole.rate if break_even is not None and whole.rate else None,
             "meaning": _break_even_meaning(break_even),
         },
-        "sensitivity": _sensitivity(shape, rates, whole, options),
+        "sensitivity": _sensitivity(shape, rates, site_rates, whole, options),
         "not_costed": _not_costed(scopes, options),
     }
 
@@ -383,11 +385,15 @@ def _memory(scopes: Sequence[Scope], options: Options) -> dict[str, Any]:
     }
 
 
-def _sensitivity(shape: ModelShape, rates: Rates, scope: Scope, options: Options) -> dict[str, Any]:
+def _sensitivity(
+    shape: ModelShape, rates: Rates, site_rates: Rates | None, scope: Scope, options: Options
+) -> dict[str, Any]:
     """Energy per token when one thing changes and the firing rates stay as they are."""
 
-    def row(changed: ModelShape, changed_rates: Rates, tokens: int, keys: int) -> dict[str, Any]:
-        student = total(estimated_lines(changed, changed_rates, tokens, keys, options.costs, options.hops))
+    def row(changed: ModelShape, tokens: int, keys: int, factor: float = 1.0) -> dict[str, Any]:
+        scaled = {name: [rate * factor for rate in rates[name]] for name in rates}
+        sites = None if site_rates is None else {name: [r * factor for r in site_rates[name]] for name in site_rates}
+        student = total(estimated_lines(changed, scaled, tokens, keys, options.costs, options.hops, sites))
         dense = _teacher_pj(options, tokens, keys)
         return {
             "energy_per_token_pj": _per(student, tokens),
@@ -395,19 +401,20 @@ def _sensitivity(shape: ModelShape, rates: Rates, scope: Scope, options: Options
             "teacher_over_student": _per(dense, student),
         }
 
-    highest = max((rate for layer in rates.values() for rate in layer), default=0.0)
+    highest = max(
+        (rate for table in (rates, site_rates or {}) for layer in table.values() for rate in layer), default=0.0
+    )
     by_rate = [
-        {"factor": factor, "rate": scope.rate * factor}
-        | row(shape, {name: [rate * factor for rate in rates[name]] for name in rates}, scope.tokens, scope.keys)
+        {"factor": factor, "rate": scope.rate * factor} | row(shape, scope.tokens, scope.keys, factor)
         for factor in RATE_FACTORS
         if highest * factor <= 1
     ]
     by_steps = [
-        {"num_steps": steps} | row(replace(shape, num_steps=steps), rates, scope.tokens, scope.keys)
+        {"num_steps": steps} | row(replace(shape, num_steps=steps), scope.tokens, scope.keys)
         for steps in sorted({*STEP_CHOICES, shape.num_steps})
     ]
     by_context = [
-        {"context": context} | row(shape, rates, context, keys_of_sequence(context))
+        {"context": context} | row(shape, context, keys_of_sequence(context))
         for context in sorted({*CONTEXT_CHOICES, shape.max_position_embeddings})
         if context <= shape.max_position_embeddings
     ]

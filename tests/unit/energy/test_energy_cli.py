@@ -179,7 +179,7 @@ def test_compare_names(example, capsys) -> None:
         "spikegpt-46m",
         "spikegpt-216m",
     ]
-    assert "Energy per token [" in run(capsys, "compare", example)[1]
+    assert "Energy per token [" in run(capsys, "compare", example, "--format", "markdown")[1]
 
 
 def test_no_abbreviations_and_unknown_flags(capsys) -> None:
@@ -210,6 +210,9 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
         shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("spikeopd-energy ")
     ]
     assert len(commands) == 7
+    shown = run(capsys, "report", example)[1]
+    quoted = text.split("The first lines of a report:\n\n```\n")[1].split("```")[0]
+    assert quoted in shown
     for words in commands:
         code, out, err = run(capsys, *words)
         assert code == 0 and (out or "wrote" in err), err

@@ -18,7 +18,7 @@ from energy.comparison import compare, spikegpt_row, teacher_row
 from energy.costs import cost_tables, load_costs, load_memory
 from energy.flops import SPIKEGPT, keys_of_sequence, opt_macs, opt_shape
 from energy.models import NO_HOPS, Hops, measured_lines, total, uniform_rates
-from energy.paper import PRINTED, context_for, context_rows, formula_rows, paper_page, recomputed_rows
+from energy.paper import PRINTED, context_for, context_rows, formula_rows, paper_page, paper_tables, recomputed_rows
 from energy.raster import load_trace, mask_png, raster_html
 from energy.render import render_report, render_tables
 from energy.report import Options, report_rates, report_run
@@ -114,8 +114,9 @@ def test_alternatives_by_hand() -> None:
     assert rows["additions"]["change_pj"] < 0
 
 
-def test_sensitivity_passes_through_the_report() -> None:
-    one = report_run(parse_run(make_run(prompts=(6,), generated=(3,), drive=2.0), "x"), options())
+@pytest.mark.parametrize("table", ["horowitz45", "loihi"])
+def test_sensitivity_passes_through_the_report(table: str) -> None:
+    one = report_run(parse_run(make_run(prompts=(6,), generated=(3,), drive=2.0), "x"), options(costs=table))
     here = by(one["sensitivity"]["rate"], "factor")[1.0]
     analytical = one["summary"][-1]["analytical_energy_pj"] / one["summary"][-1]["tokens"]
     assert here["energy_per_token_pj"] == pytest.approx(analytical)
@@ -185,6 +186,15 @@ def test_markdown_and_latex_have_a_row_per_row() -> None:
     columns = len(table.columns)
     assert all(line.count("|") == columns + 1 for line in markdown.splitlines() if line.startswith("|"))
     assert all(line.count("&") == columns - 1 for line in latex.splitlines() if line.endswith(r"\\"))
+
+
+def test_latex_is_plain_ascii() -> None:
+    """Every sign that TeX does not know is spelled out."""
+    tables = [*report_tables(REPORT), *report_tables(report_run(RUN, options(costs="loihi"))), *cost_tables_tables(),
+              *paper_tables(), compare_table(compare([REPORT], load_costs("loihi"), spikegpt=True))]  # fmt: skip
+    text = render_tables(tables, "latex")
+    assert text.isascii(), set(text) - set(map(chr, range(128)))
+    assert text.count("{") == text.count("}")
 
 
 def test_wide_texts_become_paragraphs() -> None:
