@@ -16,6 +16,7 @@ require_lava()
 
 from lava.magma.core.run_conditions import RunSteps  # noqa: E402
 from lava.magma.core.run_configs import Loihi2SimCfg  # noqa: E402
+from lava.proc.dense.process import Dense  # noqa: E402, F401  (for the tests; here the import shim has run)
 from lava.proc.io.sink import RingBuffer as Sink  # noqa: E402
 from lava.proc.io.source import RingBuffer as Source  # noqa: E402
 

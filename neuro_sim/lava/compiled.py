@@ -105,7 +105,10 @@ def warm_up() -> None:
     wide, words = np.zeros(2, np.int64), np.zeros((1, 1), np.uint64)
     for current in (sums, wide):
         fire(wide, flags, current, wide, wide, 0, 0)
-    project(flags, np.zeros((2, 2), np.int8), sums)
+    weights = np.zeros((2, 2), np.int8)
+    project(flags, weights, sums)
+    weights.flags.writeable = False  # weights mapped from a bundle are read-only, which is another type to numba
+    project(flags, weights, sums)
     pack(flags, words)
     bits, state = np.zeros((1, 2), np.uint8), np.zeros((1, 2), np.int64)
     attend(words, words[None], bits, state, np.zeros((1, 2), bool), wide[:1], 0, 0, sums)

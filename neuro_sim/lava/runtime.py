@@ -113,7 +113,7 @@ class WatchedRuntime(Runtime):
         """Raise LavaRunError if a process has failed or died."""
         self.check_open()
         for name, actor in zip(self.process_names, self._messaging_infrastructure.actors, strict=False):
-            alive = actor.is_alive()  # asked first: a process that dies of an exception sends it before
+            alive = actor.lives()  # asked first: a process that dies of an exception sends it before
             if failure := actor.exception:
                 raise self._failure(name, *failure) from failure[0]
             if not alive:
@@ -149,12 +149,12 @@ class WatchedRuntime(Runtime):
                 self._messaging_infrastructure.stop()
 
     def _ask_to_stop(self, actors: list[Any]) -> None:
-        if not all(actor.is_alive() for actor in actors):
+        if not all(actor.lives() for actor in actors):
             return
         for port in self.runtime_to_service:
             port.send(MGMT_COMMAND.STOP)
         deadline = time.monotonic() + min(self.timeout, _STOP_PATIENCE)
-        while any(actor.is_alive() for actor in actors) and time.monotonic() < deadline:
+        while any(actor.lives() for actor in actors) and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def _build_message_infrastructure(self) -> None:
@@ -204,7 +204,7 @@ class WatchedRuntime(Runtime):
         """Process names with the line of `run_spk` they are in: a signal makes each process write its stack."""
         actors = self._messaging_infrastructure.actors
         for actor in actors:
-            if actor.is_alive() and actor.dump.exists():
+            if actor.lives() and actor.dump.exists():
                 os.kill(actor.pid, _DUMP_SIGNAL)
         time.sleep(0.3)
         busy = []
@@ -287,8 +287,12 @@ class Actor(SystemProcess):
             threading.Thread(target=_leave_with, args=(self._parent_pid,), daemon=True).start()
             super().run()
 
+    def lives(self) -> bool:
+        """Like is_alive, also when the process has been joined already (at the end of the program, for one)."""
+        return not self._is_done and self.is_alive()
+
     def kill_if_alive(self) -> None:
-        if not self._is_done and self.is_alive():
+        if self.lives():
             self.kill()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
 
-from lava_harness import build_model, drive, run_in_lava  # noqa: E402
+from lava_harness import Dense, build_model, drive, run_in_lava  # noqa: E402
 from random_models import random_model, random_shape  # noqa: E402
 
 from neuro_sim.dense import DenseDecoder  # noqa: E402
@@ -344,6 +344,19 @@ def test_attention_in_lava(tag: str) -> None:
         r, np.concatenate([r for _, _, r, _ in attention_oracle(q, k, v, a_site, r_site, 2, 2, decay)])
     )
     assert r.any()
+
+
+def test_why_projection_is_not_lavas_dense() -> None:
+    """Stock Dense answers one step late and clears the lowest bit of mixed-sign weights; doubled weights keep it."""
+    weights = np.array([[3, -5], [1, 7]], np.int8)
+    spikes = np.array([[1, 0], [1, 1], [0, 0]])
+    exact = spikes @ weights
+    stock = run_in_lava(Dense(weights=weights.T), FIXED, {"s_in": spikes}, "a_out", 3)
+    assert stock[0].tolist() == [0, 0]
+    assert stock[1].tolist() == [2, -6] != exact[0].tolist()
+    doubled = Dense(weights=2 * weights.T.astype(int), weight_exp=-1)
+    assert np.array_equal(run_in_lava(doubled, FIXED, {"s_in": spikes}, "a_out", 3)[1:], exact[:-1])
+    assert np.array_equal(run_in_lava(Projection(weights=weights), FIXED, {"s_in": spikes}, "a_out", 3), exact)
 
 
 def test_vars_can_be_read_while_the_runtime_lives() -> None:

@@ -222,6 +222,14 @@ def test_no_process_survives_the_program(to_group: bool, number: signal.Signals)
         assert errors == "program: interrupted\n"
 
 
+def test_a_program_that_forgets_to_close_ends_all_the_same() -> None:
+    code = textwrap.dedent(PROGRAM.format(tests=str(TESTS))).replace("while True:", "for _ in range(2):")
+    code = code.replace("with LavaDecoder(", "if decoder := LavaDecoder(").replace(") as decoder:", "):")
+    assert "if decoder := LavaDecoder(random_model(random_shape(positions=10_000, layers=1))):" in code
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "running\n", "")
+
+
 def _four():
     import numpy as np
 
