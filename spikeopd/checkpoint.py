@@ -103,7 +103,9 @@ def _flatten_optimizer(whole: Mapping[str, Any]) -> tuple[dict[str, Tensor], lis
     for parameter, entries in whole["state"].items():
         for entry, value in entries.items():
             tensors[f"{parameter}\n{entry}"] = torch.as_tensor(value).detach().clone().contiguous()
-    groups = [{key: list(v) if isinstance(v, tuple) else v for key, v in group.items()} for group in whole["param_groups"]]
+    groups = [
+        {key: list(v) if isinstance(v, tuple) else v for key, v in group.items()} for group in whole["param_groups"]
+    ]
     return tensors, groups
 
 

@@ -28,7 +28,7 @@ def reverse_kl(student: Tensor, target: Tensor) -> Tensor:
 
 
 def jsd(student: Tensor, target: Tensor, beta: float = 0.5) -> Tensor:
-    """Generalised Jensen-Shannon divergence of GKD: beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1-beta) q."""
+    """Generalised Jensen-Shannon divergence (GKD): b KL(p || m) + (1 - b) KL(q || m) with m = b p + (1 - b) q."""
     log_q, log_p = student.log_softmax(-1), target.log_softmax(-1)
     weights = torch.tensor([beta, 1 - beta], dtype=log_q.dtype, device=log_q.device).log()
     log_m = torch.logsumexp(torch.stack((log_p + weights[0], log_q + weights[1])), 0)

@@ -1,4 +1,4 @@
-r"""The five Stage-1 targets (App. F.4) on one micro-batch, as sums, with the training-only maps that never leave training.
+r"""The five Stage-1 targets (App. F.4) on one micro-batch, as sums, and the training-only maps they need.
 
 EA    MSE(P_e(rate of S_E), E_T)
 SAA   gamma MSE(A_S, R(A_T)) + (1 - gamma) MSE(A_S, A_T)          over causal, non-padding entries

@@ -63,17 +63,26 @@ class PolicyObjective(Objective):
         super().__init__(student)
         self.chunk, self.divergence = chunk, divergence
 
-    def rollout(self, prompts: Tensor, uniform: Tensor, temperature: float, layers: tuple[int, ...], scope: str) -> Rollout:
+    def rollout(
+        self, prompts: Tensor, uniform: Tensor, temperature: float, layers: tuple[int, ...], scope: str
+    ) -> Rollout:
         return rollout(self.student, prompts, uniform, temperature, layers, scope)
 
     def terms(
-        self, visited: Visited, teacher_head: nn.Module, reference_head: nn.Module | None, layers: tuple[int, ...], scope: str
+        self,
+        visited: Visited,
+        teacher_head: nn.Module,
+        reference_head: nn.Module | None,
+        layers: tuple[int, ...],
+        scope: str,
     ) -> tuple[Tensor, Tensor]:
         """([sum of the teacher's divergence, sum of KL(student || reference)], [spikes of each layer])."""
         k = visited.teacher.shape[1]
         recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None)) if layers else None
         inputs = visited.sequences[:, :-1]
-        features = self.student.model(inputs, use_cache=False, recorder=recorder).last_hidden_state[:, -k:].flatten(0, 1)
+        features = (
+            self.student.model(inputs, use_cache=False, recorder=recorder).last_hidden_state[:, -k:].flatten(0, 1)
+        )
 
         def part(q: Tensor, p: Tensor, r: Tensor | None = None) -> Tensor:
             logits = self.student.lm_head(q).float()
@@ -132,7 +141,9 @@ def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -
     )  # fmt: skip
     summary: dict[str, Any] = {"updates": done, "onset": detector.onset}
     if detector.onset is not None and options.on_collapse == "rollback":
-        summary["rolled_back_to"] = roll_back(setup, log, objective, reference, detector.onset - options.collapse_window)
+        summary["rolled_back_to"] = roll_back(
+            setup, log, objective, reference, detector.onset - options.collapse_window
+        )
     for name, (model, mark) in frozen.items():
         if fingerprint(model) != mark:
             raise CheckFailed(f"stage 2: the frozen {name} changed during training; this run must not be used")
@@ -229,7 +240,7 @@ def descend(setup: Setup, objective: Any, reference: BiSpikCLMForCausalLM, parts
         "ref": anchored,
         "spk": spike_loss.item(),
         "rate": rates.mean().item(),
-        **{f"rate/layer{layer + 1}": value for layer, value in enumerate(rates.tolist())},
+        **{f"{STAGE}/rate/layer{layer + 1}": value for layer, value in enumerate(rates.tolist())},
     }
 
 

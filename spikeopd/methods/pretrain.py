@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM
 
 from spikeopd.data import TokenData, batch, sequential_windows
 from spikeopd.files import new_directory, write_json
+from spikeopd.models.teacher import load_teacher
 from spikeopd.tokenizer import Tokenizer
 
 
@@ -26,13 +28,18 @@ class PretrainOptions:
     num_attention_heads: int = 4
     ffn_dim: int = 512
     max_position_embeddings: int = 256
-    updates: int = 3000
+    updates: int = 2400
     batch_size: int = 16
     length: int = 128
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
     dropout: float = 0.05
     seed: int = 0
+    rule_runs: float = 0.0  # share of rows that are runs of one of RULE_CHARACTERS: a constructed attractor
+    start: str | None = None  # continue from this teacher
+
+
+RULE_CHARACTERS = "-=*."
 
 
 def pretrain(
@@ -45,22 +52,7 @@ def pretrain(
 ) -> dict[str, float]:
     """AdamW with cosine decay; weights are kept in float16 (half the file, no measurable loss). Returns the summary."""
     torch.manual_seed(options.seed)
-    model = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=tokenizer.vocab_size,
-            hidden_size=options.hidden_size,
-            num_hidden_layers=options.num_hidden_layers,
-            num_attention_heads=options.num_attention_heads,
-            ffn_dim=options.ffn_dim,
-            max_position_embeddings=options.max_position_embeddings,
-            word_embed_proj_dim=options.hidden_size,
-            dropout=options.dropout,
-            attention_dropout=0.0,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    model = _start(options, tokenizer)
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decay, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -72,9 +64,8 @@ def pretrain(
         progress = min(1.0, update / warmup) * 0.5 * (1 + math.cos(math.pi * update / options.updates))
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * progress
-        ids = torch.from_numpy(
-            batch(train, batch_size=options.batch_size, length=options.length, seed=options.seed, step=update)
-        )
+        ids = batch(train, batch_size=options.batch_size, length=options.length, seed=options.seed, step=update)
+        ids = torch.from_numpy(with_runs(ids, tokenizer, options.rule_runs))
         loss = causal_loss(model, ids)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -94,6 +85,36 @@ def pretrain(
         tokenizer.save(folder)
         write_json(folder / "training.json", {"options": vars(options), "data": train.source, **summary})
     return summary
+
+
+def _start(options: PretrainOptions, tokenizer: Tokenizer) -> OPTForCausalLM:
+    if options.start is not None:
+        model = load_teacher(options.start, tokenizer_size=tokenizer.vocab_size, attentions=False)
+        return model.requires_grad_(True)
+    config = OPTConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.num_hidden_layers,
+        num_attention_heads=options.num_attention_heads,
+        ffn_dim=options.ffn_dim,
+        max_position_embeddings=options.max_position_embeddings,
+        word_embed_proj_dim=options.hidden_size,
+        dropout=options.dropout,
+        attention_dropout=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return OPTForCausalLM(config)
+
+
+def with_runs(ids: np.ndarray, tokenizer: Tokenizer, share: float) -> np.ndarray:
+    """Continue the first rows, from their middle on, with a run of one rule character: text, then - - - - …"""
+    rules = [tokenizer.encode(character, add_special_tokens=False)[-1] for character in RULE_CHARACTERS]
+    rows, length = ids.shape
+    for row in range(round(share * rows)):
+        ids[row, length // 2 :] = rules[(int(ids[row, 0]) + row) % len(rules)]
+    return ids
 
 
 def causal_loss(model: nn.Module, ids: Tensor) -> Tensor:

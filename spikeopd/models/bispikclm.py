@@ -98,7 +98,7 @@ class Recorder:
 
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
-    Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` keeps only those positions.
+    Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
     """
 
     sites: Iterable[str] | None = None

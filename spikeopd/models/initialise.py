@@ -55,7 +55,10 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     if positions.shape[1] == base.embed_positions.weight.shape[1]:
         rows = min(len(positions), len(base.embed_positions.weight))
         base.embed_positions.weight[:rows].copy_(positions[:rows])
-    if decoder.final_layer_norm is not None and decoder.final_layer_norm.weight.shape == base.final_layer_norm.weight.shape:
+    if (
+        decoder.final_layer_norm is not None
+        and decoder.final_layer_norm.weight.shape == base.final_layer_norm.weight.shape
+    ):
         base.final_layer_norm.load_state_dict(decoder.final_layer_norm.state_dict())
     for mine, theirs in ((base.project_in, decoder.project_in), (base.project_out, decoder.project_out)):
         if mine is not None and theirs is not None and mine.weight.shape == theirs.weight.shape:
@@ -116,5 +119,3 @@ def _rescale(module: SpikeLinear, x: Tensor, target: float) -> None:
     scale = scale.clamp(max=4 * scale.median().item())
     module.weight.mul_(scale[:, None])
     module.bias.copy_(-scale * current.mean(0))
-
-

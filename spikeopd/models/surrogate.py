@@ -1,7 +1,7 @@
 r"""The arctangent surrogate (paper Eq. app_arctan_surrogate): what stands in for the derivative of a spike.
 
-    forward   s = 1[v >= 0]
-    backward  psi(v) = (xi / 2) / (1 + (pi xi v / 2)^2)  <=  xi / 2
+forward   s = 1[v >= 0]
+backward  psi(v) = (xi / 2) / (1 + (pi xi v / 2)^2)  <=  xi / 2
 """
 
 from __future__ import annotations
