@@ -309,7 +309,7 @@ def _check_entry(folder: Path, name: str, entry: Any, spec: Spec, sizes: Mapping
     file, where = folder / MANIFEST, f"arrays.{name}"
     if not isinstance(entry, dict):
         raise InputError(f"{file}: field '{where}' is missing; the model needs this array")
-    if entry.get("file") not in sizes:
+    if not isinstance(entry.get("file"), str) or entry["file"] not in sizes:
         raise _wrong(file, f"{where}.file", "a model file of this bundle", entry.get("file"))
     transform = entry.get("transform", "")
     if transform not in ("", *TRANSFORMS):
@@ -349,9 +349,23 @@ def _read(
         if (np.abs(values) > np.float32(1 << 30)).any() or (values != np.rint(values)).any():
             raise InputError(f"{where} holds values that are not integers of 32 bits")
         values = values.astype(np.int32)
-    if name.endswith(".threshold") and ((values <= 0).any() or (precision == "int8" and (values > MEMBRANE_MAX).any())):
-        raise InputError(f"{where} holds thresholds outside the positive membrane range")
+    problem = _meaningless(name, values, precision)
+    if problem:
+        raise InputError(f"{where} holds {problem}; export the bundle again")
     return values
+
+
+def _meaningless(name: str, values: Array, precision: Precision) -> str:
+    """What is wrong with values that no exporter writes; backends may rely on these ranges. Empty if nothing is."""
+    part = name.rpartition(".")[2]
+    if part == "threshold" and (values <= 0).any():
+        return "thresholds that are not positive"
+    if precision == "int8" and part == "threshold" and (values > MEMBRANE_MAX).any():
+        return "thresholds beyond the 24-bit membrane"
+    membrane = part in ("bias", "gain_o", "gain_y") and not name.startswith("head.")
+    if precision == "int8" and membrane and (np.abs(values.astype(np.int64)) > MEMBRANE_MAX).any():
+        return "values beyond the 24-bit membrane"
+    return ""
 
 
 def _transform(values: Array, transform: str, precision: Precision) -> Array:
