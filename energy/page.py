@@ -81,7 +81,7 @@ def _tiles(report: dict[str, Any]) -> str:
     memory = next(level for level in report["memory"]["levels"] if level["chosen"])
     entries = [
         (f"{significant(per_token / scale)} {unit}", "energy per token", "energy_per_token_pj", per_token),
-        ("–" if ratio is None else f"{significant(ratio)}×", f"less than {report['teacher']['name']}",
+        ("–" if ratio is None else f"{significant(ratio)}×", f"energy of {report['teacher']['name']}, over ours",
          "teacher_over_student", ratio),
         (significant(whole["rate"]), "spikes per neuron and step", "rate", whole["rate"]),
         ("–" if even["rate"] is None else significant(even["rate"]), "break-even rate", "break_even", even["rate"]),
@@ -91,13 +91,6 @@ def _tiles(report: dict[str, Any]) -> str:
         scale, unit = energy_unit(value)
         entries.append((f"{significant(value / scale)} {unit}", f"memory traffic per token, {memory['level']}, apart",
                         "memory_per_token_pj", value))  # fmt: skip
-    if ratio is not None and ratio < 1:
-        entries[1] = (
-            f"{significant(1 / ratio)}×",
-            f"more than {report['teacher']['name']}",
-            "teacher_over_student",
-            ratio,
-        )
     tiles = "".join(
         f'<div class="card tile" data-key="{key}" data-value="{value!r}"><b>{html.escape(big)}</b>'
         f"<span>{html.escape(small)}</span></div>"
