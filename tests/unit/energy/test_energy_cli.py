@@ -60,7 +60,7 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
     script += "print([m for m in ('numpy', 'torch', 'numba', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert time.perf_counter() - start < 3  # 0.17 s on a quiet machine; this only catches an accident
+    assert time.perf_counter() - start < 10  # 0.17 s on a quiet machine; this only catches an accident
 
 
 def test_formats_agree(example, capsys, tmp_path) -> None:

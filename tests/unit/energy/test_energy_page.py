@@ -84,7 +84,7 @@ def browse(path, *flags: str) -> tuple[Page, str]:
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
                "--window-size=1200,2000", "--virtual-time-budget=2000", f"--user-data-dir={path.parent / 'profile'}",
                *flags, "--dump-dom", path.as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     page = Page()
     page.feed(done.stdout)
