@@ -1,0 +1,285 @@
+"""Both stages on a small random setup: the losses, what may change, splitting, resuming, stopping."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_setup import small_setup
+
+from spikeopd.diagnostics.rollouts import CollapseDetector
+from spikeopd.errors import CheckFailed, InputError
+from spikeopd.losses import forward_kl, reverse_kl, spike_loss
+from spikeopd.methods import opd, spad
+from spikeopd.methods.alignment import BRANCHES, TeacherShape, branch_sizes, branch_weights
+from spikeopd.models.bispikclm import Recorder
+from spikeopd.models.neurons import rate_proxy
+from spikeopd.models.teacher import fingerprint, output_table, run_teacher
+from spikeopd.rollout import RATE_SITES
+from spikeopd.runlog import RunLog, read_metrics
+
+
+def gradients(objective):
+    return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+
+
+def capture_gradients(monkeypatch, module):
+    """Run an update but keep its gradient instead of stepping."""
+    kept = {}
+
+    def finish(setup, objective, *args):
+        kept.update(gradients(objective))
+        objective.zero_grad(set_to_none=True)
+        return 0.0
+
+    monkeypatch.setattr(module, "finish_update", finish)
+    return kept
+
+
+def worst(a, b):
+    assert a.keys() == b.keys() and a
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+# --- Stage 1 ---------------------------------------------------------------------------------------------------------
+
+
+def test_stage1_branches_equal_an_independent_calculation():
+    setup = small_setup()
+    objective, _ = spad.make_objective(setup, spad.initial_student(setup))
+    student, config = objective.student, objective.student.config
+    ids = torch.randint(4, 1024, (3, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        target = run_teacher(setup.teacher, ids, internals=True)
+        sums = objective("sums", ids, target, output_table(setup.teacher))
+        means = dict(zip(BRANCHES, (sums / branch_sizes(config, TeacherShape(32, 2, 2), 3, 16)).tolist(), strict=True))
+        recorder = Recorder()
+        logits = student(ids, recorder=recorder).logits
+        teacher = setup.teacher(ids, output_hidden_states=True, output_attentions=True)
+    rate = {key: value.mean(0) for key, value in recorder.spikes.items()}
+    lower = torch.ones(16, 16).tril().bool()
+    embedding = (objective.alignment.embedding(rate[-1, "embed"]) - teacher.hidden_states[0]).square().mean()
+    assert means["EA"] == pytest.approx(embedding.item(), rel=1e-4)
+    saa_rate, saa_cont, sfa_rate, sfa_cont = [], [], [], []
+    for layer in range(2):
+        a, a_t = rate[layer, "a"][..., lower], teacher.attentions[layer][..., lower]
+        saa_cont.append((a - a_t).square().mean())
+        saa_rate.append((a - rate_proxy(a_t, 4, 0.7)).square().mean())
+        h, h_t = rate[layer, "h"], teacher.hidden_states[layer + 1]
+        sfa_rate.append((h - rate_proxy(h_t, 4, 0.7)).square().mean())
+        sfa_cont.append((torch.nn.functional.layer_norm(h, (32,)) - h_t).square().mean())
+    for name, values in (("SAA_rate", saa_rate), ("SAA_cont", saa_cont), ("SFA_rate", sfa_rate), ("SFA_cont", sfa_cont)):
+        assert means[name] == pytest.approx(sum(values).item() / 2, rel=1e-4), name
+    q, p = (logits[:, :-1] / 2).log_softmax(-1), (teacher.logits[:, :-1] / 2).log_softmax(-1)
+    assert means["STA"] == pytest.approx(4 * (p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3)
+    hard = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert means["HTA"] == pytest.approx(hard.item(), rel=1e-5)
+
+
+def test_stage1_weights_are_the_papers():
+    weights = dict(zip(BRANCHES, branch_weights(small_setup().config.stage1).tolist(), strict=True))
+    assert weights == {"EA": 0.2, "SAA_rate": 0.05, "SAA_cont": 0.05, "SFA_rate": 0.05, "SFA_cont": 0.05,
+                       "STA": 0.3, "HTA": 0.3}  # fmt: skip
+
+
+def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
+    found = []
+    for micro, accumulation in ((4, 1), (2, 2), (1, 4)):
+        setup = small_setup(f"stage1.micro_batch_size={micro}", f"stage1.gradient_accumulation_steps={accumulation}")
+        objective, optimizer = spad.make_objective(setup, spad.initial_student(setup))
+        kept = capture_gradients(monkeypatch, spad)
+        values = spad.update_step(setup, objective, optimizer, 0)
+        found.append((dict(kept), values["loss"]))
+    for kept, loss in found[1:]:
+        assert worst(found[0][0], kept) <= 1e-6
+        assert loss == pytest.approx(found[0][1], rel=1e-6)
+
+
+# --- Stage 2 ---------------------------------------------------------------------------------------------------------
+
+
+def stage2(setup):
+    student = spad.initial_student(setup)
+    from spikeopd.methods.loop import make_optimizer
+
+    objective, optimizer = make_optimizer(setup, opd.PolicyObjective(student, 7), setup.config.stage2.learning_rate)
+    torch.manual_seed(9)
+    reference = spad.initial_student(setup)
+    with torch.no_grad():  # another policy, so that the anchor has something to say
+        for parameter in reference.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    reference.requires_grad_(False)
+    return objective, optimizer, reference
+
+
+def test_stage2_loss_and_gradient_equal_the_papers_formula():
+    """Against one forward pass over the whole batch with plain means and autograd through the rates."""
+    setup = small_setup("stage2.micro_batch_size=2")
+    objective, _, reference = stage2(setup)
+    parts = opd.visit(setup, objective, reference, 0)
+    values = opd.descend(setup, objective, reference, parts)
+    mine = gradients(objective)
+    objective.zero_grad(set_to_none=True)
+    sequences = torch.cat([part.sequences for part in parts])
+    k, options = 6, setup.config.stage2
+    recorder, other = (Recorder(RATE_SITES["all"], tokens=slice(-k, None)) for _ in range(2))
+    q = objective.student(sequences[:, :-1], recorder=recorder, use_cache=False).logits[:, -k:]
+    with torch.no_grad():
+        p = setup.teacher(sequences[:, :-1]).logits[:, -k:]
+        r = reference(sequences[:, :-1], recorder=other, use_cache=False).logits[:, -k:]
+
+    def rates(record):
+        sites = RATE_SITES["all"]
+        spikes = [sum(record.spikes[layer, site].sum() for site in sites) for layer in range(2)]
+        size = sum(record.spikes[0, site].numel() for site in sites)
+        return torch.stack(spikes) / size
+
+    l_opd, l_ref = forward_kl(q, p) / (4 * k), reverse_kl(q, r) / (4 * k)
+    l_spk = spike_loss(rates(recorder), rates(other))
+    total = 1.00 * l_opd + 0.75 * l_ref + 0.30 * l_spk
+    total.backward()
+    assert values["opd"] == pytest.approx(l_opd.item(), rel=1e-5)
+    assert values["ref"] == pytest.approx(l_ref.item(), rel=1e-4) and values["ref"] > 0
+    assert values["spk"] == pytest.approx(l_spk.item(), rel=1e-4) and values["spk"] > 0
+    assert values["loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert options.teacher_coef == 1.0 and options.ref_coef == 0.75 and options.spike_coef == 0.30
+    assert worst(mine, gradients(objective)) <= 1e-6
+
+
+def test_stage2_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
+    found = []
+    for micro in (4, 2, 1):
+        setup = small_setup(f"stage2.micro_batch_size={micro}")
+        objective, optimizer, reference = stage2(setup)
+        kept = capture_gradients(monkeypatch, opd)
+        values = opd.update_step(setup, objective, optimizer, reference, 3)
+        found.append((dict(kept), values))
+    for kept, values in found[1:]:
+        assert worst(found[0][0], kept) <= 1e-6
+        assert values["loss"] == pytest.approx(found[0][1]["loss"], rel=1e-6)
+        assert values["adj"] == found[0][1]["adj"]
+
+
+def test_vanilla_uses_neither_reference_nor_spikes():
+    setup = small_setup("stage2.ref_coef=0", "stage2.spike_coef=0")
+    objective, _, reference = stage2(setup)
+    parts = opd.visit(setup, objective, reference, 0)
+    assert all(part.reference is None and part.reference_spikes is None for part in parts)
+    values = opd.descend(setup, objective, reference, parts)
+    assert values["ref"] == 0 and values["spk"] == 0 and values["loss"] == values["opd"]
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def run_both(folder, setup, resume=False):
+    with RunLog(folder, quiet=True) as log:
+        first = spad.run(setup, log, resume=resume)
+        return first, opd.run(setup, log, str(folder / "stage1" / "final"), resume=resume)
+
+
+def test_run_leaves_a_plain_student_and_frozen_models_alone(tmp_path):
+    setup = small_setup()
+    teacher = fingerprint(setup.teacher)
+    first, second = run_both(tmp_path, setup)
+    assert fingerprint(setup.teacher) == teacher
+    weights = load_file(tmp_path / "final" / "model.safetensors")
+    assert not any("alignment" in name for name in weights)
+    before = load_file(tmp_path / "stage1" / "final" / "model.safetensors")
+    assert any(not torch.equal(weights[name], before[name]) for name in before)
+    assert (tmp_path / "final" / "tokenizer.json").is_file()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(line["stage"], line["update"]) for line in lines] == [(s, u) for s in ("stage1", "stage2") for u in (1, 2, 3, 4)]
+    last = lines[-1]
+    assert {"stage2/opd", "stage2/ref", "stage2/spk", "stage2/adj", "stage2/dist4", "stage2/run", "stage2/rep4",
+            "stage2/rate/layer1", "stage2/rate/layer2"} <= last.keys()  # fmt: skip
+    assert first["final"]["perplexity"] != first["start"]["perplexity"] and second["updates"] == 4
+
+
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_both(whole, small_setup())
+
+    class Killed(BaseException):
+        pass
+
+    for module, name, at in ((spad, "update_step", 3), (opd, "update_step", 1)):
+        original = getattr(module, name)
+
+        def dying(*arguments, original=original, at=at):
+            if arguments[-1] == at:
+                raise Killed
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, dying)
+        with pytest.raises(Killed):
+            run_both(broken, small_setup(), resume=(broken / "stage1").exists())
+        monkeypatch.undo()
+    run_both(broken, small_setup(), resume=True)
+    a, b = (load_file(folder / "final" / "model.safetensors") for folder in (whole, broken))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    strip = [[{k: v for k, v in line.items() if k != "time"} for line in read_metrics(folder / "metrics.jsonl")]
+             for folder in (whole, broken)]  # fmt: skip
+    assert strip[0] == strip[1]
+
+
+def test_a_changed_teacher_is_refused_on_resume(tmp_path):
+    run_both(tmp_path, small_setup())
+    setup = small_setup()
+    with torch.no_grad():
+        setup.teacher.model.decoder.layers[0].fc1.weight[0, 0] += 1
+    with pytest.raises(InputError, match="the teacher differ from the run's"):
+        run_both(tmp_path, setup, resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tmp_path, monkeypatch):
+    original = spad.run_teacher
+
+    calls = []
+
+    def poisoned(teacher, ids, internals):
+        output = original(teacher, ids, internals=internals)
+        calls.append(1)
+        if len(calls) == 3:
+            output.embeddings.fill_(float("nan"))
+        return output
+
+    monkeypatch.setattr(spad, "run_teacher", poisoned)
+    with pytest.raises(CheckFailed, match="stage1: update 3 gave loss nan"):
+        run_both(tmp_path, small_setup())
+    (kept,) = (tmp_path / "stage1" / "checkpoints").iterdir()
+    assert kept.name == "update-000002" and json.loads((kept / "state.json").read_text())["update"] == 2
+
+
+@pytest.mark.parametrize("action", ["log", "stop", "rollback"])
+def test_collapse_guard(tmp_path, monkeypatch, action):
+    setup = small_setup(f"stage2.on_collapse={action}", "stage2.collapse_window=2", "stage2.updates=6")
+    monkeypatch.setattr(opd, "continuation_statistics", lambda setup, parts: dict(adj=0.9, dist4=0.2, run=9.0, rep4=0.8))
+    monkeypatch.setattr(CollapseDetector, "update", _onset_at(5))
+    _, summary = run_both(tmp_path, setup)
+    assert summary["onset"] == 5
+    if action == "log":
+        assert summary["updates"] == 6
+    else:
+        assert summary["updates"] == 5
+    if action == "rollback":
+        # onset 5, window 2: the newest checkpoint at or before update 3 is update 2
+        assert summary["rolled_back_to"] == 2
+        final = load_file(tmp_path / "final" / "model.safetensors")
+        healthy = load_file(tmp_path / "stage2" / "checkpoints" / "update-000002" / "objective.safetensors")
+        assert all(torch.equal(final[name], healthy[f"student.{name}"]) for name in final)
+
+
+def _onset_at(step_of_onset):
+    def update(self, step, adj, dist4):
+        if step >= step_of_onset and self.onset is None:
+            self.onset = step
+        return self.onset is not None
+
+    return update
+
+
+def test_chosen_stage1_updates_are_kept_as_students(tmp_path):
+    run_both(tmp_path, small_setup("stage1.checkpoint_updates=[1,3]"))
+    for update in (1, 3):
+        assert (tmp_path / "stage1" / f"update-{update:06d}" / "model.safetensors").is_file()
