@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from spikeopd.evaluation.scoring import Scorer
 
+STREAM = 0xE7A1  # apart from the numbers that choose the prompts
 Stop = Callable[[list[int]], bool]
 
 
 def uniforms(seed: int, row: int, length: int) -> NDArray[np.float64]:
     """`length` numbers in [0, 1) for one sequence."""
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64)))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed ^ STREAM, row], dtype=np.uint64)))
     return generator.random(length)
 
 

@@ -1,0 +1,103 @@
+"""Rollout statistics of a model's own continuations: Adj, Dist-4, Run (App. B), and samples to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spikeopd import data
+from spikeopd.diagnostics.rollouts import rollout_statistics
+from spikeopd.errors import ConfigError
+from spikeopd.evaluation import paper
+from spikeopd.evaluation.generation import generate, in_batches
+from spikeopd.evaluation.models import Model
+from spikeopd.evaluation.zeroshot import align
+from spikeopd.text import Split, open_source
+
+PROMPT_LENGTH = 480  # the paper's; shortened to what the model holds
+LENGTH = 32
+BATCH = 16
+DEFINITIONS = {
+    "version": 1,
+    "adj": "share of positions that repeat their predecessor, mean over continuations",
+    "dist4": "distinct four-token sequences over their number, mean over continuations",
+    "run": "longest stretch of one identical token, mean over continuations",
+    "rep4": "1 - dist4",
+}
+
+
+def rollouts(
+    model: Model,
+    source: str,
+    *,
+    split: Split = "validation",
+    prompts: int = 256,
+    prompt_length: int | None = None,
+    length: int = LENGTH,
+    temperature: float = 1.0,
+    seed: int = 0,
+    samples: int = 3,
+    max_tokens: int | None = None,
+    batch_size: int | None = None,
+    progress: Any = None,
+) -> dict[str, Any]:
+    """Continue `prompts` windows of a text source; temperature 0 is greedy. Tokens follow from the seed alone."""
+    most = model.scorer.max_length - length
+    if prompts < 1 or length < 1 or most < 1:
+        raise ConfigError(
+            f"--prompts {prompts} and --length {length} must be at least 1, and the model's "
+            f"{model.scorer.max_length} positions must hold a prompt too"
+        )
+    if temperature < 0 or seed < 0 or samples < 0:
+        raise ConfigError("--temperature, --seed and --samples must be 0 or more")
+    prompt_length = min(PROMPT_LENGTH, most) if prompt_length is None else prompt_length
+    if not 1 <= prompt_length <= most:
+        raise ConfigError(f"--prompt-length {prompt_length} must lie between 1 and {most}, to leave room for {length}")
+    text = data.prepare(open_source(source), model.tokenizer, split, max_tokens=max_tokens)
+    rows = data.batch(text, batch_size=prompts, length=prompt_length, seed=seed, step=0).tolist()
+    made: list[list[int]] = []
+    shown = progress("rollouts", prompts) if progress else None
+    bar = shown.__enter__() if shown else None
+    try:
+        for part in in_batches(prompts, batch_size or BATCH):
+            made += generate(
+                model.scorer,
+                [rows[row] for row in part],
+                length,
+                temperature=temperature,
+                seed=seed,
+                first_row=part.start,
+            )
+            if bar:
+                bar.advance(len(part))
+    finally:
+        if shown:
+            shown.__exit__(None, None, None)
+    decode = model.tokenizer.decode
+    return {
+        "source": source,
+        "split": split,
+        "text_fingerprint": text.fingerprint,
+        "prompts": prompts,
+        "prompt_length": prompt_length,
+        "length": length,
+        "temperature": temperature,
+        "seed": seed,
+        **rollout_statistics(np.array(made, dtype=np.int64)),
+        "samples": [
+            {"prompt": decode(rows[row]), "continuation": decode(made[row]), "tokens": made[row]}
+            for row in range(min(samples, prompts))
+        ],
+    }
+
+
+def table(name: str, result: Mapping[str, Any], rows: Sequence[paper.Row]) -> str:
+    """Adj and Dist-4 in percent and Run in tokens, as the paper prints them."""
+    lines = [["", "Adj. %", "Dist.-4 %", "Run"]]
+    lines.append([name, f"{100 * result['adj']:.2f}", f"{100 * result['dist4']:.2f}", f"{result['run']:.4f}"])
+    for row in rows:
+        if row.run is not None:
+            lines.append([f"paper: {row.method} {row.scale}", f"{row.adj:.2f}", f"{row.dist4:.2f}", f"{row.run:.4f}"])
+    return align(lines)

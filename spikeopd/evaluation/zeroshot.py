@@ -1,0 +1,206 @@
+"""Zero-shot accuracy through lm-evaluation-harness: run the tasks, average, and set the paper's rows beside."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spikeopd.errors import BackendMissing, ConfigError, InputError
+from spikeopd.evaluation import paper
+from spikeopd.evaluation.models import Model
+from spikeopd.evaluation.scoring import Limits
+from spikeopd.evaluation.tasks import BENCHMARKS, Benchmark, data_files, local_task, packaged_file
+
+METRICS = ("acc", "acc_norm")
+DEFINITIONS = {
+    "version": 1,
+    "acc": "share of questions whose right choice has the largest log-likelihood (harness metric acc)",
+    "acc_norm": "the same after dividing by the choice's length in bytes (harness metric acc_norm)",
+    "average": "unweighted mean over the tasks; a task without the metric counts with acc",
+    "sd": "sample standard deviation over the seeds",
+}
+
+
+def models_of(name: str, seeds: Sequence[int] | None) -> list[tuple[int | None, str]]:
+    """(seed, model) for each run to evaluate: `{seed}` in the name stands for each of the seeds."""
+    if not seeds:
+        if "{seed}" in name:
+            raise ConfigError(f"model {name}: {{seed}} needs --seeds, for example --seeds 0 1 2")
+        return [(None, name)]
+    if "{seed}" not in name:
+        raise ConfigError(
+            "--seeds: scoring is deterministic, so seeds mean trained runs; "
+            f"write {{seed}} where their paths differ, for example '{name}-{{seed}}'"
+        )
+    return [(seed, name.replace("{seed}", str(seed))) for seed in seeds]
+
+
+def evaluate(
+    model: Model,
+    benchmarks: Sequence[Benchmark],
+    *,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    limits: Limits | None = None,
+    progress: Any = None,
+) -> dict[str, Any]:
+    """Score one model. With `data_dir` nothing is asked of the network."""
+    files = data_files(data_dir, benchmarks) if data_dir else {}
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+
+        from spikeopd.evaluation.adapter import HarnessLM
+    except ImportError as error:
+        raise BackendMissing(
+            f"zero-shot tasks need lm-evaluation-harness ({error}): pip install 'spikeopd[eval]'"
+        ) from error
+    lm = HarnessLM(model.scorer, model.tokenizer, limits, progress)
+    with _silent(), tempfile.TemporaryDirectory(prefix="spikeopd-eval-") as folder:
+        specs = [
+            str(local_task(benchmark, files[benchmark.name], Path(folder)) if files else packaged_file(benchmark))
+            for benchmark in benchmarks
+        ]
+        try:
+            # The tasks are given as files, so the harness need not index its thousands of others.
+            output = simple_evaluate(
+                model=lm,
+                tasks=specs,
+                num_fewshot=0,
+                limit=limit,
+                log_samples=False,
+                task_manager=TaskManager(include_defaults=False),
+            )
+        except (ConnectionError, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"the benchmarks could not be read ({type(error).__name__}: {reason}); "
+                "check the network, or give local files with --data-dir"
+            ) from error
+        except Exception as error:
+            where = _data_error(error, files)
+            if where is None:
+                raise
+            raise InputError(where) from error
+    assert output is not None
+    tasks = {benchmark.name: _numbers(output, benchmark.name) for benchmark in benchmarks}
+    return {
+        "tasks": tasks,
+        "truncated_requests": lm.truncated,
+        "bos": f"{lm._bos!r} in front of every text",
+        "harness": {"lm_eval": _harness_version(), "tasks": {name: output["versions"][name] for name in tasks}},
+    }
+
+
+def _numbers(output: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The harness names a value `metric,filter`."""
+    found = output["results"][name]
+    numbers: dict[str, Any] = {"questions": output["n-samples"][name]["effective"]}
+    for metric in METRICS:
+        if f"{metric},none" in found:
+            error = found.get(f"{metric}_stderr,none")
+            numbers[metric] = float(found[f"{metric},none"])
+            numbers[f"{metric}_stderr"] = float(error) if isinstance(error, (int, float)) else None
+    return numbers
+
+
+def value(task: Mapping[str, Any], metric: str) -> float:
+    return float(task[metric] if metric in task else task["acc"])
+
+
+def average(tasks: Mapping[str, Mapping[str, Any]], metric: str) -> float:
+    return statistics.fmean(value(task, metric) for task in tasks.values())
+
+
+def aggregate(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Mean and sample standard deviation over runs, for each task and for the average."""
+
+    def over(values: list[float]) -> dict[str, float | None]:
+        return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
+
+    names = list(runs[0]["tasks"])
+    return {
+        "tasks": {name: over([value(run["tasks"][name], metric) for run in runs]) for name in names},
+        "average": over([average(run["tasks"], metric) for run in runs]),
+    }
+
+
+def table(name: str, summary: Mapping[str, Any], rows: Sequence[paper.Row]) -> str:
+    """Accuracy in percent, as the paper prints it."""
+    tasks: Mapping[str, Any] = summary["tasks"]
+    head = ["", *(BENCHMARKS[task].label for task in tasks), "Avg."]
+    lines = [[name, *(_percent(tasks[task]) for task in tasks), _percent(summary["average"])]]
+    for row in rows:
+        numbers = dict(zip(paper.COLUMNS, row.accuracies, strict=True))
+        # The printed average is over eight tasks; beside fewer it would be another quantity.
+        whole = len(tasks) == len(paper.COLUMNS)
+        mean = row.average if whole else round(statistics.fmean(numbers[task] for task in tasks), 1)
+        spread = f"±{row.average_sd:.2f}" if whole and row.average_sd is not None else ""
+        lines.append(
+            [f"paper: {row.method} {row.scale}", *(f"{numbers[task]:.1f}" for task in tasks), f"{mean:.1f}{spread}"]
+        )
+    return align([head, *lines])
+
+
+def align(lines: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width: the first to the left, numbers to the right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
+                  for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    )  # fmt: skip
+
+
+def _percent(entry: Mapping[str, float | None]) -> str:
+    mean, sd = entry["mean"], entry["sd"]
+    assert mean is not None
+    return f"{100 * mean:.1f}" + (f"±{100 * sd:.2f}" if sd is not None else "")
+
+
+def _harness_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("lm_eval")
+
+
+def _data_error(error: Exception, files: Mapping[str, Path]) -> str | None:
+    """Errors of the dataset reader, which come in types of their own, as one line; None for other errors."""
+    module = type(error).__module__.partition(".")[0]
+    if module not in ("datasets", "pyarrow", "huggingface_hub", "httpx", "requests"):
+        return None
+    reason = " ".join(str(error.__cause__ or error).split())[:200]
+    if files:
+        return f"{', '.join(map(str, files.values()))}: not all are readable JSON lines ({reason})"
+    return f"the benchmarks could not be read ({reason}); check the network, or give local files with --data-dir"
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """The harness's own bars and remarks off: progress is ours, results go to stdout."""
+    import datasets
+    import tqdm
+
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
+    levels = [logger.level for logger in loggers]
+    original = tqdm.tqdm.__init__
+
+    def quiet(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **{**options, "disable": True})
+
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    tqdm.tqdm.__init__ = quiet
+    try:
+        yield
+    finally:
+        tqdm.tqdm.__init__ = original
+        datasets.enable_progress_bars()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
