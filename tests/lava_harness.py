@@ -70,7 +70,7 @@ def run_in_lava(process, tag: str, inputs: Mapping[str, np.ndarray], output: str
         port = getattr(process, output)
         sink = Sink(shape=port.shape, buffer=steps)
         port.connect(sink.a_in)
-    runtime = start(process, Loihi2SimCfg(select_tag=tag), timeout=30)
+    runtime = start(process, Loihi2SimCfg(select_tag=tag), timeout=60)
     try:
         runtime.start(RunSteps(num_steps=steps))
         return sink.data.get().T

@@ -203,10 +203,13 @@ class WatchedRuntime(Runtime):
     def _busy_processes(self) -> list[tuple[str, str]]:
         """Process names with the line of `run_spk` they are in: a signal makes each process write its stack."""
         actors = self._messaging_infrastructure.actors
-        for actor in actors:
-            if actor.lives() and actor.dump.exists():
-                os.kill(actor.pid, _DUMP_SIGNAL)
-        time.sleep(0.3)
+        asked = [actor for actor in actors if actor.lives() and actor.dump.exists()]
+        for actor in asked:
+            os.kill(actor.pid, _DUMP_SIGNAL)
+        deadline = time.monotonic() + _STOP_PATIENCE
+        while any(not actor.dump.stat().st_size for actor in asked) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # the last line of the last stack
         busy = []
         for name, actor in zip(self.process_names, actors, strict=False):
             stack = actor.dump.read_text() if actor.dump.exists() else ""

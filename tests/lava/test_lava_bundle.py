@@ -26,7 +26,7 @@ def test_bundle_to_event_and_lava(tmp_path: Path, target: str) -> None:
     loaded = load_bundle(write_bundle(model, tmp_path / "bundle", BundleOptions(target=target)))
     traces = [SpikeTrace() for _ in range(3)]
     dense, event = DenseDecoder(model, traces[0]), EventDecoder(loaded, traces[1], threads=1)
-    with LavaDecoder(loaded, trace=traces[2], timeout=30) as lava:
+    with LavaDecoder(loaded, trace=traces[2]) as lava:
         token = 2
         for _ in range(20):
             results = [decoder.step(token) for decoder in (dense, event, lava)]

@@ -16,7 +16,7 @@ needs_lava = pytest.mark.skipif(importlib.util.find_spec("lava.magma") is None, 
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
 
 
 @needs_lava

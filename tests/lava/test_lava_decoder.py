@@ -43,7 +43,7 @@ def assert_equal_decoding(model: SpikeModel, granularity: str, new_tokens: int =
     dense = DenseDecoder(model, expected)
     dense.log = []
     tokens = decode(dense, new_tokens)
-    with LavaDecoder(model, "fixed", granularity, timeout=30, trace=got) as lava:
+    with LavaDecoder(model, "fixed", granularity, trace=got) as lava:
         lava.log = []
         assert decode(lava, new_tokens) == tokens
     assert set(got.sites) == {(-1, EMBED_SITE)} | {
@@ -103,7 +103,7 @@ def share_of_equal_spikes(granularity: str, seed: int) -> tuple[float, SpikeTrac
     model = random_model(seed=seed)
     expected, got = SpikeTrace(), SpikeTrace()
     dense = DenseDecoder(float_twin(model), expected)
-    with LavaDecoder(model, "float", granularity, timeout=30, trace=got) as lava:
+    with LavaDecoder(model, "float", granularity, trace=got) as lava:
         for token in (*PROMPT, *range(6, 22)):
             dense.step(token)
             lava.step(token)

