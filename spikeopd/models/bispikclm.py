@@ -256,8 +256,11 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
         elif isinstance(module, BiSpikCLMBlock):
             head_dim = config.hidden_size // config.num_attention_heads
-            nn.init.constant_(module.gain_o, config.threshold / 2)
-            nn.init.constant_(module.gain_y, config.threshold / 2)
+            # Signs at random: all-positive gains would lift the residual stream, and the firing rate, with depth.
+            for gain in (module.gain_o, module.gain_y):
+                nn.init.constant_(gain, config.threshold / 2)
+                with torch.no_grad():
+                    gain.mul_(torch.randint(0, 2, gain.shape, device=gain.device) * 2 - 1)
             nn.init.constant_(module.log_threshold_a, math.log(math.sqrt(head_dim) * config.threshold))
             nn.init.constant_(module.log_threshold_r, math.log(2.0))
             nn.init.constant_(module.threshold, config.threshold)

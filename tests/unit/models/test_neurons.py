@@ -114,9 +114,7 @@ def jacobians(membrane, threshold, alpha, xi):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 2**31), st.floats(0.05, 1.0), st.floats(0.1, 3.0), st.floats(0.2, 4.0), st.integers(2, 6)
-)
+@given(st.integers(0, 2**31), st.floats(0.05, 1.0), st.floats(0.1, 3.0), st.floats(0.2, 4.0), st.integers(2, 6))
 def test_temporal_jacobian_eligibility_and_adjoint_bounds(seed, alpha, threshold, xi, steps):
     """Propositions app_temporal_bound, app_eligibility and Eq. app_parameter_gradient_bound, per neuron."""
     generator = torch.Generator().manual_seed(seed)

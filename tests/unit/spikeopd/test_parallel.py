@@ -16,7 +16,13 @@ TESTS = Path(__file__).parents[2]
 
 def launch(folder, processes, *overrides, environment=None):
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(TESTS / "two_ranks.py"), str(folder), *overrides]
+    command += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        str(TESTS / "two_ranks.py"),
+        str(folder),
+        *overrides,
+    ]
     result = subprocess.run(
         command,
         capture_output=True,

@@ -68,7 +68,12 @@ def test_stage1_branches_equal_an_independent_calculation():
         h, h_t = rate[layer, "h"], teacher.hidden_states[layer + 1]
         sfa_rate.append((h - rate_proxy(h_t, 4, 0.7)).square().mean())
         sfa_cont.append((torch.nn.functional.layer_norm(h, (32,)) - h_t).square().mean())
-    for name, values in (("SAA_rate", saa_rate), ("SAA_cont", saa_cont), ("SFA_rate", sfa_rate), ("SFA_cont", sfa_cont)):
+    for name, values in (
+        ("SAA_rate", saa_rate),
+        ("SAA_cont", saa_cont),
+        ("SFA_rate", sfa_rate),
+        ("SFA_cont", sfa_cont),
+    ):
         assert means[name] == pytest.approx(sum(values).item() / 2, rel=1e-4), name
     q, p = (logits[:, :-1] / 2).log_softmax(-1), (teacher.logits[:, :-1] / 2).log_softmax(-1)
     assert means["STA"] == pytest.approx(4 * (p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3)
@@ -189,7 +194,9 @@ def test_run_leaves_a_plain_student_and_frozen_models_alone(tmp_path):
     assert any(not torch.equal(weights[name], before[name]) for name in before)
     assert (tmp_path / "final" / "tokenizer.json").is_file()
     lines = read_metrics(tmp_path / "metrics.jsonl")
-    assert [(line["stage"], line["update"]) for line in lines] == [(s, u) for s in ("stage1", "stage2") for u in (1, 2, 3, 4)]
+    assert [(line["stage"], line["update"]) for line in lines] == [
+        (s, u) for s in ("stage1", "stage2") for u in (1, 2, 3, 4)
+    ]
     last = lines[-1]
     assert {"stage2/opd", "stage2/ref", "stage2/spk", "stage2/adj", "stage2/dist4", "stage2/run", "stage2/rep4",
             "stage2/rate/layer1", "stage2/rate/layer2"} <= last.keys()  # fmt: skip
@@ -254,7 +261,9 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tmp_path, mon
 @pytest.mark.parametrize("action", ["log", "stop", "rollback"])
 def test_collapse_guard(tmp_path, monkeypatch, action):
     setup = small_setup(f"stage2.on_collapse={action}", "stage2.collapse_window=2", "stage2.updates=6")
-    monkeypatch.setattr(opd, "continuation_statistics", lambda setup, parts: dict(adj=0.9, dist4=0.2, run=9.0, rep4=0.8))
+    monkeypatch.setattr(
+        opd, "continuation_statistics", lambda setup, parts: dict(adj=0.9, dist4=0.2, run=9.0, rep4=0.8)
+    )
     monkeypatch.setattr(CollapseDetector, "update", _onset_at(5))
     _, summary = run_both(tmp_path, setup)
     assert summary["onset"] == 5

@@ -1,0 +1,67 @@
+# Two commands on a fresh machine (Linux, Python 3.10 to 3.13, pip, make):
+#   make demo   the main job end to end: train both stages, export, run on two backends, energy report
+#   make test   the test suite
+# Each makes .venv and installs what it needs; a second call finds everything in place.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3.13 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null \
+	&& echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Asked for by this exact version before anything that depends on it: a looser request may bring GPU builds of several
+# gigabytes. Elsewhere choose your own: make test TORCH="torch==2.9.1 --index-url …"
+TORCH ?= torch==2.13.0
+# Lava 0.10.0 needs numpy < 2.4 (docs/lava.md).
+NUMPY := "numpy>=1.26,<2.4"
+DEMO ?= demo
+PYTEST := $(BIN)/python -m pytest
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help demo test test-slow test-interop lint install lava bench clean
+
+help:
+	@sed -n 's/^# \{0,1\}//; 1,4p' Makefile
+	@echo "also: make test-slow, test-interop, lint, bench, clean"
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "== environment: $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
+	@echo "== installing $(TORCH)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH) \
+		|| { echo "torch did not install. Choose another: make $(MAKECMDGOALS) TORCH=torch"; exit 2; }
+	@echo "== installing Lava"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --ignore-requires-python lava-nc==0.10.0
+	@echo "== installing spikeopd with everything the demo and the tests use"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[train,lava,eval,viz,dev]" $(NUMPY)
+	@touch $@
+
+demo: install
+	@BIN=$(BIN) OUT=$(DEMO) sh examples/demo.sh
+
+test: install
+	@echo "== tests"
+	$(PYTEST) -n 2 --dist loadfile
+
+test-slow: install
+	$(PYTEST) -m "slow and not interop and not network"
+
+# Third-party tools, each in an environment of its own; a missing one says how to make it.
+test-interop: install
+	$(PYTEST) -m interop -rs
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	@echo "Each prints ratios, interleaved in one run; see docs/benchmarks.md"
+	$(BIN)/python benchmarks/neuron.py
+	$(BIN)/python benchmarks/decode.py
+
+clean:
+	rm -rf $(VENV) $(DEMO) .pytest_cache .hypothesis

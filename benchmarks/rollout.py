@@ -1,0 +1,78 @@
+"""Time per generated token against K (constant if nothing is recomputed), and one Stage-2 update by part.
+
+python benchmarks/rollout.py [--config tiny] [--lengths 8 16 32 64 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from transformers.utils import logging
+
+from spikeopd.config import load_config
+from spikeopd.data import batch
+from spikeopd.methods import opd, spad
+from spikeopd.methods.loop import make_optimizer
+from spikeopd.methods.setup import build, make_accelerator
+from spikeopd.rollout import rollout, uniforms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="tiny")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--rounds", type=int, default=3)
+    a = parser.parse_args()
+    logging.disable_progress_bar()
+    config = load_config(a.config, ["train.threads=1"])
+    setup = build(config, make_accelerator(config.train))
+    student = spad.initial_student(setup).eval()
+    options = config.stage2
+    prompts = torch.from_numpy(
+        batch(setup.prompts, batch_size=options.batch_size, length=options.prompt_length, seed=0, step=0)
+    )
+    best = dict.fromkeys(a.lengths, 9e9)
+    prefill = 9e9
+    for _ in range(a.rounds):
+        started = time.perf_counter()
+        rollout(student, prompts, uniforms(0, 0, len(prompts), 1))
+        prefill = min(prefill, time.perf_counter() - started)
+        for k in a.lengths:
+            started = time.perf_counter()
+            rollout(student, prompts, uniforms(0, 0, len(prompts), k))
+            best[k] = min(best[k], time.perf_counter() - started)
+    print(
+        f"rollout of {len(prompts)} prompts of {options.prompt_length} tokens; prefill and first token {prefill * 1e3:.0f} ms"
+    )
+    print(f"{'K':>6}{'ms per further token':>24}")
+    for k, seconds in best.items():
+        print(f"{k:6d}{(seconds - prefill) / (k - 1) * 1e3:24.2f}")
+
+    objective, optimizer = make_optimizer(setup, opd.PolicyObjective(student, config.train.kl_chunk_tokens), 1e-6)
+    reference = spad.initial_student(setup).requires_grad_(False).eval()
+    parts = {}
+
+    def timed(name, function, *arguments):
+        started = time.perf_counter()
+        result = function(*arguments)
+        parts[name] = parts.get(name, 0.0) + time.perf_counter() - started
+        return result
+
+    every = tuple(range(student.config.num_hidden_layers))
+    for update in range(a.rounds):
+        u = uniforms(0, update, len(prompts), options.max_completion_length)
+        sampled = timed("rollout", objective, "rollout", prompts, u, 1.0, every, options.rate_scope)
+        visited = timed("teacher and reference", opd.score, setup, reference, sampled, options.max_completion_length)
+        timed("student forward, losses, backward", opd.descend, setup, objective, reference, [visited])
+        timed("Adam", optimizer.step)
+        optimizer.zero_grad(set_to_none=True)
+    total = sum(parts.values())
+    print(f"\none Stage-2 update: {total / a.rounds:.2f} s")
+    for name, seconds in parts.items():
+        print(f"  {name:36}{seconds / total:6.1%}")
+
+
+if __name__ == "__main__":
+    main()
