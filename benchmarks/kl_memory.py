@@ -45,9 +45,8 @@ def main() -> None:
     if a.child:
         child(a.tokens, a.width, a.vocab, a.child)
         return
-    print(
-        f"{a.tokens} positions x {a.vocab} tokens; one float32 logit table would take {a.tokens * a.vocab * 4 / 2**20:.0f} MiB"
-    )
+    table = a.tokens * a.vocab * 4 / 2**20
+    print(f"{a.tokens} positions x {a.vocab} tokens; one float32 table of logits takes {table:.0f} MiB")
     print(f"{'chunk':>8}{'peak growth MiB':>18}")
     for chunk in a.chunks:
         command = [sys.executable, __file__, "--child", str(chunk), "--tokens", str(a.tokens), "--width", str(a.width)]

@@ -1,8 +1,8 @@
 """Forward and backward of the multi-step neuron: compiled path, torch path, plain autograd loop, and library peers.
 
 python benchmarks/neuron.py [--shape 4 4 512 768] [--rounds 7]
-Interleaved in one run, one thread; prints the best CPU time of each and the ratio to the compiled path. SpikingJelly and
-snnTorch are measured when they are installed.
+Interleaved in one run, one thread; prints the best CPU time of each and the ratio to the compiled path.
+SpikingJelly and snnTorch are measured when they are installed.
 """
 
 from __future__ import annotations

@@ -43,9 +43,8 @@ def main() -> None:
             started = time.perf_counter()
             rollout(student, prompts, uniforms(0, 0, len(prompts), k))
             best[k] = min(best[k], time.perf_counter() - started)
-    print(
-        f"rollout of {len(prompts)} prompts of {options.prompt_length} tokens; prefill and first token {prefill * 1e3:.0f} ms"
-    )
+    print(f"rollout of {len(prompts)} prompts of {options.prompt_length} tokens")
+    print(f"prefill and first token: {prefill * 1e3:.0f} ms")
     print(f"{'K':>6}{'ms per further token':>24}")
     for k, seconds in best.items():
         print(f"{k:6d}{(seconds - prefill) / (k - 1) * 1e3:24.2f}")

@@ -267,7 +267,7 @@ def first_difference(a: SpikeTrace, b: SpikeTrace) -> Difference | None:
 
 
 def equal_share(a: SpikeTrace, b: SpikeTrace) -> dict[tuple[int, str], float]:
-    """Share of equal spikes per site, over the tokens both recorded. For float precision, where equality is not owed."""
+    """Share of equal spikes per site over the tokens both recorded, for float precision, where equality is not owed."""
     shares = {}
     for key in a.sites:
         pairs = [(x, y) for x, y in zip(a.sites[key], b.sites.get(key, []), strict=False) if x.shape == y.shape]
@@ -291,7 +291,7 @@ class Activity:
                     where context is the length of the whole sequence (what a square attention would do)
     additions       per component and step: accumulations that really happen (a coincidence counts 1 only when both
                     spikes are there; an `av` event adds only the value bits that are set); equals sops elsewhere
-    macs            dense host work: "embed" (factorised embedding), "head" (every row), "head_active" (rows with a spike)
+    macs            dense host work: "embed" (factorised embedding), "head" (all rows), "head_active" (rows with a spike)
     bytes           weight and cache bytes touched by an event-driven implementation that loads each active row once
                     per token: components + "embed" + "head" + "kv_read" + "kv_write"
     """
