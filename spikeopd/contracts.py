@@ -291,7 +291,7 @@ class Activity:
                     where context is the length of the whole sequence (what a square attention would do)
     additions       per component and step: accumulations that really happen (a coincidence counts 1 only when both
                     spikes are there; an `av` event adds only the value bits that are set); equals sops elsewhere
-    macs            dense host work: "embed" (factorised embedding), "head" (all rows), "head_active" (rows with a spike)
+    macs            dense host work: "embed" (factorised), "head" (all rows), "head_active" (rows with a spike)
     bytes           weight and cache bytes touched by an event-driven implementation that loads each active row once
                     per token: components + "embed" + "head" + "kv_read" + "kv_write"
     """
