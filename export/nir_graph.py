@@ -155,7 +155,9 @@ def _unrolled(model: SpikeModel, neuron: Neuron, context: int) -> NirModel:
     joined = [
         root.add(f"place{i}", nir.Linear(np.ascontiguousarray(parts[i].T)), spikes) for i, spikes in enumerate(fired)
     ]
-    root.add("spikes", nir.Output(np.array([context * d])), *joined)
+    # Readers add up what enters a node, but not all of them what enters an Output.
+    whole = root.add("all_tokens", nir.Scale(np.ones(context * d, np.float32)), *joined)
+    root.add("spikes", nir.Output(np.array([context * d])), whole)
     return _finish(root, model, neuron, "unrolled", context, {})
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 2**31, 2**63, 2**200, -(2**63), 0.5, -0.0, 1e308, float("nan"), float("inf"), "",
-    "int8", "float64", "../../etc/passwd", "/dev/zero", "model.nir", "\ud800", "x" * 5000, [], [1], [-1, 3], [10**9, 10**9],
-    {}, {"constant": 0}, {"file": "model.nir"}, [[[]]],
+    "int8", "float64", "../../etc/passwd", "/dev/zero", "model.nir", "\ud800", "x" * 5000, [], [1], [-1, 3],
+    [10**9, 10**9], {}, {"constant": 0}, {"file": "model.nir"}, [[[]]],
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ def small_student(
     layers: int = 2,
     vocab: int = 60,
     bias: bool = True,
+    alpha: float | None = None,
 ) -> BiSpikCLMForCausalLM:
     """A student whose parameters are all in use. dyadic: alpha, threshold and all weights are short binary fractions,
     so that every sum is exact in float32 whatever its order."""
@@ -27,7 +28,7 @@ def small_student(
         ffn_dim=32,
         max_position_embeddings=24,
         word_embed_proj_dim=width,
-        alpha=0.875 if dyadic else 0.9,
+        alpha=alpha if alpha is not None else 0.875 if dyadic else 0.9,
         threshold=0.75 if dyadic else 0.7,
         grid_bits=6 if dyadic else 14,
     )
