@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as hf_init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -258,9 +259,8 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
             head_dim = config.hidden_size // config.num_attention_heads
             # Signs at random: all-positive gains would lift the residual stream, and the firing rate, with depth.
             for gain in (module.gain_o, module.gain_y):
-                nn.init.constant_(gain, config.threshold / 2)
-                with torch.no_grad():
-                    gain.mul_(torch.randint(0, 2, gain.shape, device=gain.device) * 2 - 1)
+                signs = torch.randint(0, 2, gain.shape, device=gain.device) * 2 - 1
+                hf_init.copy_(gain, signs * config.threshold / 2)
             nn.init.constant_(module.log_threshold_a, math.log(math.sqrt(head_dim) * config.threshold))
             nn.init.constant_(module.log_threshold_r, math.log(2.0))
             nn.init.constant_(module.threshold, config.threshold)
