@@ -34,7 +34,8 @@ def _groups(current: Tensor, threshold: Tensor) -> tuple[int, int, int] | None:
     """(rows, groups, inner) such that threshold group g applies to current[:, :, g, :]."""
     size = current[0].numel()
     if threshold.numel() == 1:
-        return 1, 1, size
+        rows = current.shape[1]  # the batch, to share out to threads
+        return rows, 1, size // max(rows, 1)
     shape = list(threshold.shape)
     inner = 1
     while shape and shape[-1] == 1:
@@ -55,17 +56,21 @@ def _shape(current: Tensor, threshold: Tensor) -> tuple[int, int, int]:
     return (rows, count, 0) if inner == 1 else (rows * count, inner, count)
 
 
-def _sync_threads() -> None:
-    # Follow torch's thread count, so that one setting governs a run.
-    numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
+def _threads() -> int:
+    """Follow torch's thread count, so that one setting governs a run."""
+    threads = max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    if threads > 1:
+        numba.set_num_threads(threads)
+    return threads
 
 
 def forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     rows, length, repeat = _shape(current, threshold)
     flat = current.contiguous().view(current.shape[0], rows, length)
     membrane, spikes = torch.empty_like(flat), torch.empty_like(flat)
-    _sync_threads()
-    _forward_kernel(
+    kernel = _forward_parallel if _threads() > 1 else _forward_rows
+    kernel(
+        0, rows,
         flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), repeat, np.float32(alpha),
         membrane.numpy(), spikes.numpy(),
     )  # fmt: skip
@@ -81,8 +86,9 @@ def backward(
     adjoint = torch.empty_like(membrane)
     # One partial sum per row, summed by torch in a fixed order: the result does not depend on the thread count.
     partial = torch.empty((rows if learned else 0, length if repeat == 0 else 1))
-    _sync_threads()
-    _backward_kernel(
+    kernel = _backward_parallel if _threads() > 1 else _backward_rows
+    kernel(
+        0, rows,
         grad.contiguous().view(steps, rows, length).numpy(), membrane.view(steps, rows, length).numpy(),
         threshold.detach().reshape(-1).numpy(), repeat, np.float32(alpha), np.float32(xi / 2),
         np.float32(math.pi * xi / 2), adjoint.view(steps, rows, length).numpy(), partial.numpy(),
@@ -93,46 +99,65 @@ def backward(
     return adjoint, threshold_grad.view(threshold.shape)
 
 
-@njit(parallel=True, cache=True, nogil=True)
-def _forward_kernel(current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
-    steps, rows, length = current.shape
-    chunks = (length + _CHUNK - 1) // _CHUNK
+# Each kernel exists twice: over a range of rows, and that range shared out to threads. The parallel one is not used with
+# one thread, because numba's pool then only costs the time to wake it.
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
+    steps, _, length = current.shape
+    rest = np.zeros(min(_CHUNK, length), np.float32)
     zero, one = np.float32(0), np.float32(1)
-    for job in prange(rows * chunks):
-        row, lo = job // chunks, (job % chunks) * _CHUNK
-        hi = min(length, lo + _CHUNK)
-        if repeat == 0:
-            for i in range(lo, hi):
-                u = current[0, row, i]
-                membrane[0, row, i] = u
-                spikes[0, row, i] = one if u >= threshold[i] else zero
-            for t in range(1, steps):
-                for i in range(lo, hi):
-                    v = threshold[i]
-                    u = alpha * membrane[t - 1, row, i] + current[t, row, i] - v * spikes[t - 1, row, i]
-                    membrane[t, row, i] = u
-                    spikes[t, row, i] = one if u >= v else zero
-        else:
-            v = threshold[row % repeat]
-            for i in range(lo, hi):
-                u = current[0, row, i]
-                membrane[0, row, i] = u
-                spikes[0, row, i] = one if u >= v else zero
-            for t in range(1, steps):
-                for i in range(lo, hi):
-                    u = alpha * membrane[t - 1, row, i] + current[t, row, i] - v * spikes[t - 1, row, i]
-                    membrane[t, row, i] = u
-                    spikes[t, row, i] = one if u >= v else zero
+    for row in range(first, last):
+        for lo in range(0, length, _CHUNK):
+            hi = min(length, lo + _CHUNK)
+            before, fired = rest[: hi - lo], rest[: hi - lo]
+            for t in range(steps):
+                x, u, s = current[t, row, lo:hi], membrane[t, row, lo:hi], spikes[t, row, lo:hi]
+                if repeat == 0:
+                    v = threshold[lo:hi]
+                    for i in range(hi - lo):
+                        u[i] = alpha * before[i] + x[i] - v[i] * fired[i]
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= v[i] else zero
+                else:
+                    w = threshold[row % repeat]
+                    for i in range(hi - lo):
+                        u[i] = alpha * before[i] + x[i] - w * fired[i]
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= w else zero
+                before, fired = u, s
+
+
+@njit(parallel=True, cache=True, nogil=True)
+def _forward_parallel(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
+    for row in prange(first, last):
+        _forward_rows(row, row + 1, current, threshold, repeat, alpha, membrane, spikes)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _threshold_part(t, a, following, before, threshold, repeat, row, alpha, out, lo):  # type: ignore[no-untyped-def]
+    zero = np.float32(0)
+    reset = np.float32(1 if t > 0 else 0)
+    if repeat == 0:
+        v, target = threshold[lo : lo + a.size], out[lo : lo + a.size]
+        for i in range(a.size):
+            target[i] -= a[i] - alpha * following[i] + (reset * a[i] if before[i] >= v[i] else zero)
+    else:
+        w, total = threshold[row % repeat], zero
+        for i in range(a.size):
+            total += a[i] - alpha * following[i] + (reset * a[i] if before[i] >= w else zero)
+        out[0] -= total
 
 
 # The two loops are apart because LLVM vectorises a loop only while it can check its arrays for overlap.
-@njit(parallel=True, cache=True, nogil=True, fastmath={"reassoc", "contract"})
-def _backward_kernel(grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]
-    steps, rows, length = membrane.shape
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _backward_rows(first, last, grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]
+    steps, _, length = membrane.shape
     wanted = partial.shape[0] > 0
     one = np.float32(1)
-    for row in prange(rows):
-        nothing = np.zeros(min(_CHUNK, length), np.float32)
+    nothing = np.zeros(min(_CHUNK, length), np.float32)
+    for row in range(first, last):
         if wanted:
             partial[row, :] = 0
         for lo in range(0, length, _CHUNK):
@@ -155,16 +180,7 @@ def _backward_kernel(grad, membrane, threshold, repeat, alpha, half_xi, slope, a
                                     alpha, partial[row], lo)  # fmt: skip
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-def _threshold_part(t, a, following, before, threshold, repeat, row, alpha, out, lo):  # type: ignore[no-untyped-def]
-    zero = np.float32(0)
-    reset = np.float32(1 if t > 0 else 0)
-    if repeat == 0:
-        v, target = threshold[lo : lo + a.size], out[lo : lo + a.size]
-        for i in range(a.size):
-            target[i] -= a[i] - alpha * following[i] + (reset * a[i] if before[i] >= v[i] else zero)
-    else:
-        w, total = threshold[row % repeat], zero
-        for i in range(a.size):
-            total += a[i] - alpha * following[i] + (reset * a[i] if before[i] >= w else zero)
-        out[0] -= total
+@njit(parallel=True, cache=True, nogil=True)
+def _backward_parallel(first, last, grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]
+    for row in prange(first, last):
+        _backward_rows(row, row + 1, grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial)
