@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument("--output", type=Path, metavar="RUN.json", help="write tokens, counts and timing")
     output.add_argument("--trace", metavar="SITES", help="record spikes: all, embed, 0.q, *.h (comma list)")
     output.add_argument("--trace-file", type=Path, metavar="FILE.npz",
-                        help="where to write them, and a picture beside (default: trace.npz beside RUN.json)")  # fmt: skip
+                        help="where to write them, and a picture beside (default: trace.npz by RUN.json)")  # fmt: skip
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     output.add_argument("--quiet", action="store_true", help="no progress and no summary on stderr")
     run = parser.add_argument_group("running")

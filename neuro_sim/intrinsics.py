@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -195,38 +196,81 @@ def _widen_sums(b: Any, sums: Any, currents: Any, columns: Any, num_steps: Any) 
 widen_sums = _primitive(_widen_sums, 4)
 
 
-def _make_scale_rows(count: int) -> Any:
+# Lanes of one 256-bit multiply-add: x86 interleaves two rows within halves of a register, so its 32-bit sums come in
+# this order of columns. move_sums puts them right.
+PAIR_LOW = [0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27]
+PAIR_HIGH = [4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31]
+
+
+def has_multiply_add() -> bool:
+    """Whether this CPU has AVX2's multiply-add of 16-bit pairs; numba's cache is per CPU, so it may be compiled in."""
+    return llvm.get_process_triple().startswith("x86_64") and bool(llvm.get_host_cpu_features().get("avx2"))
+
+
+def make_scale_rows(count: int, paired: bool) -> Any:
+    """count rows times int32 factors; `paired` uses 16-bit multiply-adds and therefore needs factors below 2**15."""
+
+    def generic(b: Any, bases: list[Any], scales: list[Any], index: Any, total: Any) -> Any:
+        narrow, wide = ir.VectorType(I8, LANES), ir.VectorType(I32, LANES)
+        for base, scale in zip(bases, scales, strict=True):
+            row = b.sext(_load(b, b.add(base, index), narrow), wide)
+            total = b.add(total, b.mul(row, _splat(b, scale, LANES)))
+        return total
+
+    def pairs(b: Any, bases: list[Any], scales: list[Any], index: Any, total: Any) -> Any:
+        narrow, middle = ir.VectorType(I8, LANES), ir.VectorType(I16, LANES)
+        half = ir.VectorType(I32, LANES // 2)
+        split = [ir.Constant(ir.VectorType(I32, LANES // 2), list(range(k, k + LANES // 2))) for k in (0, LANES // 2)]
+        sums = [b.shuffle_vector(total, total, part) for part in split]
+        rows = [b.sext(_load(b, b.add(base, index), narrow), middle) for base in bases]
+        for k in range(0, count, 2):
+            low, high = b.and_(scales[k], _int(0xFFFF, I32)), b.shl(scales[k + 1], _int(16, I32))
+            factor = b.bitcast(_splat(b, b.or_(low, high), LANES // 2), middle)
+            for part, order in enumerate((PAIR_LOW, PAIR_HIGH)):
+                mixed = b.shuffle_vector(rows[k], rows[k + 1], ir.Constant(ir.VectorType(I32, LANES), order))
+                product = _call(b, "llvm.x86.avx2.pmadd.wd", [], half, [mixed, factor])
+                sums[part] = b.add(sums[part], product)
+        return b.shuffle_vector(*sums, ir.Constant(ir.VectorType(I32, LANES), list(range(LANES))))
+
     def build(b: Any, weights: Any, stride: Any, rows: Any, factors: Any, columns: Any, sums: Any) -> None:
-        narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I32, LINE)
         bases = _row_addresses(b, weights, stride, rows, count)
         pointer = b.inttoptr(factors, I32.as_pointer())
-        scales = [_splat(b, b.load(b.gep(pointer, [_int(k)])), LINE) for k in range(count)]
-        loop = _Loop(b, columns, LINE, [])
+        scales = [b.load(b.gep(pointer, [_int(k)])) for k in range(count)]
+        loop = _Loop(b, columns, LANES, [])
         address = b.add(sums, b.mul(loop.index, _int(4)))
-        total = _load(b, address, wide, 4)
-        for base, scale in zip(bases, scales, strict=True):
-            total = b.add(total, b.mul(b.sext(_load(b, b.add(base, loop.index), narrow), wide), scale))
-        _store(b, total, address, 4)
+        total = _load(b, address, ir.VectorType(I32, LANES), 4)
+        _store(b, (pairs if paired else generic)(b, bases, scales, loop.index, total), address, 4)
         loop.close([])
 
     return _primitive(build, 6)
 
 
-# scale_rows_N(weights, row stride, int32 row numbers, int32 factors, columns, int32 sums): sums += factors @ rows
-scale_rows_4, scale_rows_1 = _make_scale_rows(4), _make_scale_rows(1)
+# scale_rows_N(weights, row stride, int32 row numbers, int32 factors, columns, int32 sums): sums += factors @ rows.
+# pair_rows_8 is for factors that fit int16 and leaves each 16 sums in the order of PAIR_LOW, PAIR_HIGH.
+MULTIPLY_ADD = has_multiply_add()
+pair_rows_8 = make_scale_rows(8, paired=MULTIPLY_ADD)
+scale_rows_4, scale_rows_1 = make_scale_rows(4, paired=False), make_scale_rows(1, paired=False)
 
 
-def _move_sums(b: Any, sums: Any, wide: Any, columns: Any) -> None:
-    small, large = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES)
-    loop = _Loop(b, columns, LANES, [])
-    source, target = b.add(sums, b.mul(loop.index, _int(4))), b.add(wide, b.mul(loop.index, _int(8)))
-    _store(b, b.add(_load(b, target, large, 8), b.sext(_load(b, source, small, 4), large)), target, 8)
-    _store(b, ir.Constant(small, None), source, 4)
-    loop.close([])
+def make_move_sums(paired: bool) -> Any:
+    order = [PAIR_LOW[k] for k in range(0, 16, 2)] + [PAIR_HIGH[k] for k in range(0, 16, 2)]
+    inverse = [order.index(column) for column in range(LANES)] if paired else list(range(LANES))
+
+    def build(b: Any, sums: Any, wide: Any, columns: Any) -> None:
+        small, large = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES)
+        loop = _Loop(b, columns, LANES, [])
+        source, target = b.add(sums, b.mul(loop.index, _int(4))), b.add(wide, b.mul(loop.index, _int(8)))
+        values = _load(b, source, small, 4)
+        values = b.shuffle_vector(values, values, ir.Constant(small, inverse))
+        _store(b, b.add(_load(b, target, large, 8), b.sext(values, large)), target, 8)
+        _store(b, ir.Constant(small, None), source, 4)
+        loop.close([])
+
+    return _primitive(build, 3)
 
 
-# move_sums(int32 sums, int64 wide, columns): wide += sums; sums = 0
-move_sums = _primitive(_move_sums, 3)
+# move_sums(int32 sums, int64 wide, columns): wide += sums; sums = 0. move_pairs does it for sums of pair_rows_8.
+move_sums, move_pairs = make_move_sums(False), make_move_sums(MULTIPLY_ADD)
 
 
 def _centre(b: Any, wide: Any, sums: Any, norm: Any, columns: Any, out: Any) -> None:
@@ -378,42 +422,45 @@ def _pack_word(b: Any, masks: Any, step: Any) -> Any:
 pack_word = _primitive(_pack_word, 2, types.int64)
 
 
-def _attend_word(
-    b: Any, keys: Any, word_stride: Any, num_words: Any, queries: Any, threshold: Any, shift: Any, decay: Any,
-    previous: Any, valid: Any, membranes: Any, coincidences: Any, saturations: Any,
-) -> Any:  # fmt: skip
-    vector, words = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES)
-    lanes_bits, flags = ir.IntType(LANES), ir.VectorType(I1, LANES)
-    zero = ir.Constant(vector, None)
+def _attend(
+    b: Any, keys: Any, step_bytes: Any, word_bytes: Any, num_words: Any, queries: Any, num_steps: Any, threshold: Any,
+    shift: Any, decay: Any, context: Any, chosen: Any, chosen_bytes: Any, coincidences: Any, spikes: Any,
+    saturations: Any,
+) -> None:  # fmt: skip
+    vector, words, bits = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES), ir.IntType(LANES)
+    zero, iota = ir.Constant(vector, None), ir.Constant(vector, list(range(LANES)))
     factor = _decay_factor(b, decay, LANES)
     shifts, level = _splat(b, b.trunc(shift, I32), LANES), _splat(b, b.trunc(threshold, I32), LANES)
-    loop = _Loop(b, _int(WORD), LANES, [_int(0)])
-    start = b.add(keys, b.mul(loop.index, _int(8)))
+    whole = b.and_(b.add(context, _int(WORD - 1)), _int(-WORD))  # the last word is written to its end
+    loop = _Loop(b, whole, LANES, [])
+    real = b.icmp_signed("<", iota, _splat(b, b.trunc(b.sub(context, loop.index), I32), LANES))
+    first = b.add(keys, b.mul(loop.index, _int(8)))
+    out = b.add(chosen, b.udiv(loop.index, _int(8)))
+    steps = _Loop(b, num_steps, 1, [zero, zero])
+    membrane, reset = steps.carried
+    start = b.add(first, b.mul(steps.index, step_bytes))
+    query = b.add(queries, b.mul(b.mul(steps.index, num_words), _int(8)))
     inner = _Loop(b, num_words, 1, [zero])
-    query = _splat(b, _load(b, b.add(queries, b.mul(inner.index, _int(8))), I64, 8), LANES)
-    both = b.and_(_load(b, b.add(start, b.mul(inner.index, word_stride)), words, 8), query)
+    mask = _splat(b, _load(b, b.add(query, b.mul(inner.index, _int(8))), I64, 8), LANES)
+    both = b.and_(_load(b, b.add(start, b.mul(inner.index, word_bytes)), words, 8), mask)
     (counts,) = inner.close([b.add(inner.carried[0], b.trunc(_popcount(b, both), vector))])
-
-    def lane_flags(word: Any) -> Any:
-        return b.bitcast(b.trunc(b.lshr(word, loop.index), lanes_bits), flags)
-
-    real = lane_flags(valid)
-    address = b.add(membranes, b.mul(loop.index, _int(4)))
-    reset = b.select(lane_flags(previous), level, zero)
-    wide = b.sub(b.add(_decayed(b, _load(b, address, vector, 4), factor, LANES), b.shl(counts, shifts)), reset)
+    wide = b.sub(b.add(_decayed(b, membrane, factor, LANES), b.shl(counts, shifts)), reset)
     membrane, saturated = _clipped(b, wide, LANES)
-    _store(b, membrane, address, 4)
     fired = b.and_(b.icmp_signed(">=", membrane, level), real)
-    _store(b, b.add(_load(b, coincidences, vector, 4), b.select(real, counts, zero)), coincidences, 4)
-    _count_bits(b, b.and_(saturated, real), saturations)
-    word = b.shl(b.zext(b.bitcast(fired, lanes_bits), I64), loop.index)
-    return loop.close([b.or_(loop.carried[0], word)])[0]
+    found = b.add(coincidences, b.mul(steps.index, _int(4 * LANES)))
+    _store(b, b.add(_load(b, found, vector, 4), b.select(real, counts, zero)), found, 4)
+    _count_bits(b, fired, b.add(spikes, b.mul(steps.index, _int(8))))
+    _count_bits(b, b.and_(saturated, real), b.add(saturations, b.mul(steps.index, _int(8))))
+    _store(b, b.bitcast(fired, bits), b.add(out, b.mul(steps.index, chosen_bytes)), 2)
+    steps.close([membrane, b.select(fired, level, zero)])
+    loop.close([])
 
 
-# attend_word(keys, bytes between words of a key, words per key, query words, threshold, shift, decay, previous spikes,
-#             valid positions, int32 membranes [64], int32 coincidences [16], int64 saturations) -> spikes
-# One step of the attention neurons of 64 positions: counts = popcount(query & key), then the integer neuron.
-attend_word = _primitive(_attend_word, 12, types.int64)
+# attend(keys, bytes between steps of a key, bytes between its words, words per key, query words [T_s, words], T_s,
+#        threshold, shift, decay, context, uint64 spikes out [T_s, .], bytes between its steps,
+#        int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s])
+# Attention neurons of all positions below `context`: counts = popcount(query & key), then the integer neuron.
+attend_keys = _primitive(_attend, 15)
 
 
 def _sum_values(b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any) -> None:

@@ -41,13 +41,15 @@ from neuro_sim.intrinsics import (
     atomic_add,
     atomic_load,
     atomic_store,
-    attend_word,
+    attend_keys,
     centre,
     clear,
     count_bits,
     fire,
+    move_pairs,
     move_sums,
     pack_word,
+    pair_rows_8,
     put_bits,
     read_float,
     read_int32,
@@ -81,7 +83,7 @@ NUM_DRIVERS = 6
 PATTERNS = 1 << STEP_GROUP
 LIST_PADDING = 16  # entries the prefetching row kernels may read beyond a list
 RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
-INT32_LIMIT = 1 << 31
+INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
 TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
 MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
 HEAD_COLUMNS = 1024
@@ -413,8 +415,8 @@ def store_key_value(plan: Any, work: Any, given: Any, lane: int, layer: int, hea
 
 @compiled
 def small_size(steps: int, head_pad: int) -> int:
-    """int32 scratch of `attend`: membranes, coincidences, value sums, masks."""
-    return WORD + steps * (LANES + head_pad) + head_pad
+    """int32 scratch of `attend`: coincidences, value sums, masks."""
+    return steps * (LANES + head_pad) + head_pad
 
 
 @compiled
@@ -428,8 +430,8 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
     threshold = read_int32(plan.map_thresholds + 4 * (layer * plan.heads + head))
     shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + A))
     queries = work.queries + 8 * steps * words * thread
-    membranes = work.small + 4 * small_size(steps, pad) * thread
-    found, sums = membranes + 4 * WORD, membranes + 4 * (WORD + steps * LANES)
+    found = work.small + 4 * small_size(steps, pad) * thread
+    sums = found + 4 * steps * LANES
     query_masks = layer_masks(plan, work, layer, lane, Q) + 4 * head * plan.head_dim
     slot = layer if work.record else 0
     chosen = work.map_words + 8 * ((slot * work.lanes + lane) * plan.heads + head) * steps * plan.blocks
@@ -441,22 +443,15 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
             word = pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
             write_int64(queries + 8 * (step * words + w), word)
     clear(found, 4 * steps * LANES)
-    for block in range(blocks):
-        clear(membranes, 4 * WORD)
-        word, valid = 0, word_mask(context - WORD * block)
-        for step in range(steps):
-            word = attend_word(
-                keys + 8 * WORD * ((index + step) * words * plan.blocks + block), 8 * WORD * plan.blocks, words,
-                queries + 8 * step * words, threshold, shift, plan.decay, word, valid, membranes,
-                found + 4 * step * LANES, saturations + 8 * step,
-            )  # fmt: skip
-            write_int64(chosen + 8 * (step * plan.blocks + block), word)
-            write_int64(spikes + 8 * step, read_int64(spikes + 8 * step) + count_bits(word))
+    capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
+    attend_keys(
+        keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
+        plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
+    )  # fmt: skip
     for step in range(steps):
         step_sums = sums + 4 * step * pad
-        sum_values(
-            values + 8 * (index + step) * plan.blocks * pad, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums
-        )
+        step_values = values + 8 * (index + step) * plan.blocks * pad
+        sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums)
         coincidences, taken = 0, 0
         for i in range(LANES):
             coincidences += read_int32(found + 4 * (step * LANES + i))
@@ -503,21 +498,29 @@ def scaled_rows(
     """wide [columns] = factors @ rows, exactly: 32-bit sums, moved to 64 bits before they could overflow."""
     clear(wide, 8 * columns)
     clear(sums, 4 * columns)
-    bound, i = 0, 0
+    largest = 0
+    for i in range(count):
+        largest = max(largest, abs(read_int32(factors + 4 * i)))
+    safe = INT32_LIMIT // (128 * max(largest, 1)) - 1  # rows whose products cannot overflow
+    i, used = 0, 0
+    while largest < INT16_LIMIT and i + 8 <= count:
+        if used + 8 > safe:
+            move_pairs(sums, wide, columns)
+            used = 0
+        pair_rows_8(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+        i, used = i + 8, used + 8
+    move_pairs(sums, wide, columns)
+    used = 0
     while i < count:
-        take = 4 if i + 4 <= count else 1
-        size = 0
-        for k in range(take):
-            size += 128 * abs(read_int32(factors + 4 * (i + k)))
-        if bound + size >= INT32_LIMIT:
+        if used + 4 > safe:
             move_sums(sums, wide, columns)
-            bound = 0
-        bound += size
-        if take == 4:
+            used = 0
+        if i + 4 <= count:
             scale_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+            i, used = i + 4, used + 4
         else:
             scale_rows_1(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
-        i += take
+            i, used = i + 1, used + 1
     move_sums(sums, wide, columns)
 
 

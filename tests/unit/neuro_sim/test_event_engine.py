@@ -9,7 +9,8 @@ import pytest
 from random_models import random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import Cache, EventDecoder, default_threads, event_layout
+from neuro_sim.engine import EventDecoder, default_threads
+from neuro_sim.plan import Cache, event_layout
 from spikeopd.contracts import (
     MEMBRANE_MAX,
     Embedding,
