@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spikeopd.diagnostics import command as diagnose
 from spikeopd.errors import ConfigError, InputError, run_command
 
 if TYPE_CHECKING:
@@ -122,10 +123,10 @@ def load(arguments: argparse.Namespace, name: str | None = None) -> Model:
     )
 
 
-def limits(arguments: argparse.Namespace) -> Limits:
+def limits(arguments: argparse.Namespace, model: Model) -> Limits:
     from spikeopd.evaluation.scoring import Limits
 
-    return Limits(sequences=batch_size(arguments))
+    return Limits.on(model.about.get("device", "cpu"), batch_size(arguments))
 
 
 def batch_size(arguments: argparse.Namespace) -> int | None:
@@ -178,7 +179,7 @@ def _zeroshot(arguments: argparse.Namespace) -> None:
     benchmarks = choose(arguments.tasks)
     runs = zeroshot.models_of(arguments.model, arguments.seeds)
     data_dir = Path(arguments.data_dir).expanduser() if arguments.data_dir else None
-    batch = limits(arguments)
+    batch_size(arguments)  # a wrong word is refused before anything is loaded
     if data_dir is not None:
         offline()
         data_files(data_dir, benchmarks)  # a missing file is reported before a model is loaded
@@ -191,7 +192,7 @@ def _zeroshot(arguments: argparse.Namespace) -> None:
             benchmarks,
             data_dir=data_dir,
             limit=arguments.limit,
-            limits=batch,
+            limits=limits(arguments, model),
             progress=lambda what, total: log.progress(what, total, unit="request"),
         )
         if result["truncated_requests"]:
@@ -240,7 +241,7 @@ def _perplexity_arguments(parser: argparse.ArgumentParser) -> None:
 def _perplexity(arguments: argparse.Namespace) -> None:
     from spikeopd.evaluation import perplexity
 
-    batch = limits(arguments)
+    batch_size(arguments)
     log = open_log(arguments)
     model = load(arguments)
     result = perplexity.perplexity(
@@ -250,7 +251,7 @@ def _perplexity(arguments: argparse.Namespace) -> None:
         window=arguments.window,
         stride=arguments.stride,
         max_tokens=arguments.max_tokens,
-        limits=batch,
+        limits=limits(arguments, model),
         progress=lambda what, total: log.progress(what, total, unit="window"),
     )
     summary = {"model": arguments.model, **model.about, **result, "definitions": perplexity.DEFINITIONS}
@@ -316,6 +317,14 @@ def _rollouts(arguments: argparse.Namespace) -> None:
     finish(arguments, log, summary, rollouts.table(arguments.model, result, rows) + "".join(samples))
 
 
+# --- diagnose --------------------------------------------------------------------------------------------------------
+
+
+def _diagnose(arguments: argparse.Namespace) -> None:
+    log = open_log(arguments)
+    finish(arguments, log, *diagnose.measure(arguments, log))
+
+
 COMMANDS = {
     "zeroshot": Command(
         "Accuracy on the paper's eight zero-shot benchmarks, through lm-evaluation-harness.",
@@ -344,6 +353,7 @@ COMMANDS = {
         _rollouts_arguments,
         _rollouts,
     ),
+    "diagnose": Command(diagnose.HELP, diagnose.EXAMPLES, diagnose.arguments, _diagnose),
 }
 
 

@@ -99,12 +99,18 @@ class Scorer(Protocol):
 class Limits:
     """What one batch may hold. sequences: items, if the user says so; else memory decides.
 
-    tokens: fed in one pass, padding included; logits: numbers the output layer may return at once (256 MB in float32).
+    tokens: positions held in the cache, padding included.
+    logits: numbers the output layer may return at once (256 MB in float32).
     """
 
     sequences: int | None = None
     tokens: int = 4096
     logits: int = 1 << 26
+
+    @staticmethod
+    def on(device: str, sequences: int | None = None) -> Limits:
+        """An accelerator needs larger batches to be busy; one that turns out too large is halved there."""
+        return Limits(sequences) if device == "cpu" else Limits(sequences, tokens=1 << 15, logits=1 << 28)
 
 
 def make_item(context: Sequence[int], continuation: Sequence[int], max_length: int) -> Item:
@@ -203,8 +209,6 @@ def _fits(batch: Sequence[Group], limits: Limits, vocab_size: int) -> bool:
     sequences = sum(len(group.items) for group in batch)
     if limits.sequences is not None:
         return sequences <= limits.sequences
-    prefix = max(group.shared for group in batch)
-    suffix = max(group.longest - group.shared for group in batch)
+    length = max(group.shared for group in batch) + max(group.longest - group.shared for group in batch)
     outputs = max(len(item.targets) for group in batch for item in group.items)
-    fed = max(len(batch) * prefix, sequences * suffix)
-    return fed <= limits.tokens and sequences * outputs * vocab_size <= limits.logits
+    return sequences * length <= limits.tokens and sequences * outputs * vocab_size <= limits.logits

@@ -150,7 +150,8 @@ def test_rollouts_do_not_depend_on_the_batch(checkpoint, text, tmp_path, capsys)
     for size in ("1", "3"):
         code, out, _ = run(
             capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--prompts", "4",
-            "--prompt-length", "20", "--length", "8", "--seed", "5", "--samples", "4", "--batch-size", size, "--json", "--output", tmp_path,
+            "--prompt-length", "20", "--length", "8", "--seed", "5", "--samples", "4", "--batch-size", size,
+            "--json", "--output", tmp_path,
         )  # fmt: skip
         assert code == 0
         results.append(json.loads(out))

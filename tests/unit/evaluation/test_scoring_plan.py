@@ -99,7 +99,7 @@ def test_batches_keep_the_limits_and_put_long_items_first():
     groups = [Group(tuple(question(length, (1, 2), (3, 4), start=length)), length) for length in (10, 30, 20, 12)]
     packed = list(batches(groups, Limits(sequences=4), 100))
     assert [[group.shared for group in batch] for batch in packed] == [[30, 20], [12, 10]]
-    by_tokens = list(batches(groups, Limits(tokens=40), 100))
+    by_tokens = list(batches(groups, Limits(tokens=90), 100))
     assert [[group.shared for group in batch] for batch in by_tokens] == [[30], [20, 12], [10]]
     by_logits = list(batches(groups, Limits(logits=2 * 2 * 2 * 100), 100))
     assert [len(batch) for batch in by_logits] == [2, 2]
