@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
 from typing import Any, Literal
 
@@ -56,6 +57,7 @@ class LavaDecoder:
             self.network = SpikingDecoder(model=self.model, reports=True)
             config = Loihi2SimCfg(select_tag=TAGS[precision], select_sub_proc_model=granularity == "graph")
             self._runtime = runtime.start(self.network, config, timeout)
+        weakref.finalize(self, self._runtime.stop)  # for a program that forgets to close
         self._injector, self._readout = self.network.procs.injector, self.network.procs.readout
         embed = self.network.procs.s_embed
         self._reports: list[tuple[int, tuple[str, ...], Any, Any]] = [

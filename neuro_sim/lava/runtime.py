@@ -13,6 +13,7 @@ deadlock makes `run` hang, and then `stop` too. `WatchedRuntime` is Lava's Runti
 # ruff: noqa: E402
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import mmap
@@ -42,7 +43,7 @@ from lava.magma.runtime.mgmt_token_enums import MGMT_COMMAND, MGMT_RESPONSE, enu
 from lava.magma.runtime.runtime import Runtime
 
 _LOOK_EVERY = 0.05  # seconds between two looks at the processes while waiting
-_STOP_PATIENCE = 5.0  # seconds that processes in good health get to stop by themselves
+_PATIENCE = 5.0  # seconds that processes get to stop by themselves, or to write their stacks
 _FILES_PER_PROCESS = 6  # two pipes, a queue and a sentinel
 _DUMP_SIGNAL = signal.SIGUSR1
 
@@ -77,6 +78,8 @@ class WatchedRuntime(Runtime):
 
     def initialize(self, node_cfg_idx: int = 0) -> None:
         """Start the processes and wait until every one of them is built."""
+        # Also keeps this object out of the garbage collector's hands, which would close pipes in any order.
+        atexit.register(self.stop)
         try:
             _allow_open_files(256 + _FILES_PER_PROCESS * len(self.process_names))
             with fork_start_method(), _interrupts_held():
@@ -129,6 +132,7 @@ class WatchedRuntime(Runtime):
         if self._ended or os.getpid() != self._owner:
             return
         self._ended = True
+        atexit.unregister(self.stop)
         actors = self._messaging_infrastructure.actors if self._messaging_infrastructure else []
         try:
             if self._is_started and not self._is_running:
@@ -153,7 +157,7 @@ class WatchedRuntime(Runtime):
             return
         for port in self.runtime_to_service:
             port.send(MGMT_COMMAND.STOP)
-        deadline = time.monotonic() + min(self.timeout, _STOP_PATIENCE)
+        deadline = time.monotonic() + min(self.timeout, _PATIENCE)
         while any(actor.lives() for actor in actors) and time.monotonic() < deadline:
             time.sleep(0.002)
 
@@ -206,7 +210,7 @@ class WatchedRuntime(Runtime):
         asked = [actor for actor in actors if actor.lives() and actor.dump.exists()]
         for actor in asked:
             os.kill(actor.pid, _DUMP_SIGNAL)
-        deadline = time.monotonic() + _STOP_PATIENCE
+        deadline = time.monotonic() + _PATIENCE
         while any(not actor.dump.stat().st_size for actor in asked) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)  # the last line of the last stack

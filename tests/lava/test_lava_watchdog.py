@@ -231,6 +231,15 @@ def test_a_program_that_forgets_to_close_ends_all_the_same() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "running\n", "")
 
 
+def test_a_forgotten_decoder_ends_its_processes() -> None:
+    before = children()
+    decoder = LavaDecoder(random_model(random_shape(**TINY)))
+    decoder.step(1)
+    assert len(children() - before) >= 5
+    del decoder
+    assert children() <= before
+
+
 def _four():
     import numpy as np
 
