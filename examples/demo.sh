@@ -30,6 +30,6 @@ say "run: the same on Lava processes, compared with the event engine spike for s
 	--temperature 0.8 --seed 1 --verify
 
 say "energy"
-"$BIN/spikeopd-energy" report "$OUT/run.json" --teacher "$OUT/run/final/config.json"
-"$BIN/spikeopd-energy" report "$OUT/run.json" --teacher "$OUT/run/final/config.json" --format html --output "$OUT/energy.html"
+"$BIN/spikeopd-energy" report "$OUT/run.json"
+"$BIN/spikeopd-energy" report "$OUT/run.json" --format html --output "$OUT/energy.html"
 say "done: $OUT/energy.html is the report as a page"

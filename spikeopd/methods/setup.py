@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -53,6 +54,8 @@ class Setup:
 def make_accelerator(train: TrainConfig) -> Accelerator:
     if train.threads:
         torch.set_num_threads(train.threads)
+    # accelerate keeps its settings for the life of the process; a second run in it may ask for another precision.
+    AcceleratorState._reset_state()
     return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no")
 
 
@@ -64,7 +67,7 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
     teacher = load_teacher(
         options.teacher_model_name_or_path,
         tokenizer_size=tokenizer.vocab_size,
-        attentions=config.train.stage != "2",
+        attentions=config.train.stage != "2" or config.stage2.method in ("continued_spad", "oprd"),
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
     check_pair(teacher, config.model.vocab_size)

@@ -106,19 +106,10 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
         if isinstance(module, SpikeLinear)
     ]
     try:
-        features = base(input_ids, use_cache=False).last_hidden_state / base.logit_scale.exp()
+        base(input_ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
-    # Of these logit scales e^s the one under which the untrained student is least surprised by the text.
-    candidates = torch.arange(-5.0, 0.5, 0.5)
-    losses = [
-        nn.functional.cross_entropy(
-            student.lm_head(features[:, :-1] * s.exp()).flatten(0, 1).float(), input_ids[:, 1:].flatten()
-        )
-        for s in candidates
-    ]
-    base.logit_scale.fill_(candidates[int(torch.stack(losses).argmin())].item())
 
 
 def _rescale(module: SpikeLinear, x: Tensor, target: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -98,11 +100,26 @@ def check_pair(teacher: PreTrainedModel, student_vocab: int) -> None:
 def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool) -> TeacherOutput:
     """One forward pass without the output table, so that the caller can take the logits in chunks."""
     base = teacher.get_decoder()
-    output = base(input_ids, output_hidden_states=internals, output_attentions=internals, use_cache=False)
+    with _last_layer_output(base) as last:
+        output = base(input_ids, output_hidden_states=internals, output_attentions=internals, use_cache=False)
     if not internals:
         return TeacherOutput(output.last_hidden_state, (), (), output.last_hidden_state)
-    hidden = output.hidden_states
+    hidden = list(output.hidden_states)
+    if hidden[-1].shape != hidden[0].shape:
+        hidden[-1] = last[0]  # OPT-350M reports its projection to the token table's width instead of the layer
     return TeacherOutput(hidden[0], tuple(hidden[1:]), tuple(output.attentions), output.last_hidden_state)
+
+
+@contextmanager
+def _last_layer_output(base: nn.Module) -> Iterator[list[Tensor]]:
+    kept: list[Tensor] = []
+    hook = base.layers[-1].register_forward_hook(
+        lambda module, arguments, output: kept.append(output[0] if isinstance(output, tuple) else output)
+    )
+    try:
+        yield kept
+    finally:
+        hook.remove()
 
 
 def output_table(teacher: PreTrainedModel) -> nn.Module:
