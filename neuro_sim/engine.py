@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim import kernels
-from neuro_sim.kernels import LANES_GIVEN
 from neuro_sim.plan import Cache, Record, build_plan, event_layout, make_work, padded
+from neuro_sim.records import LANES_GIVEN
 from neuro_sim.tally import Tally, record_spikes
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
 from spikeopd.errors import InputError

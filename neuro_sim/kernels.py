@@ -8,7 +8,7 @@ at barriers; everything is an exact integer, so the result does not depend on th
 Spikes of a neuron are a uint32 mask with one bit per step, which is also what the row kernels want: rows are visited
 grouped by mask, each row once, and their sum is added to every step in which those inputs spiked.
 
-The kernels see the model, the buffers and the lanes as records of integers (`PLAN`, `WORK`, `LANES_GIVEN`), in which
+The kernels see the model, the buffers and the lanes as records of integers (`records.py`), in which
 arrays are addresses: that keeps a call cheap and compilation short. `engine.py` fills them and keeps the arrays alive.
 """
 
@@ -25,45 +25,17 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from neuro_sim import intrinsics
+from neuro_sim import intrinsics as vector
 from neuro_sim.intrinsics import (
     LANES,
     LINE,
     SEGMENT_ROWS,
     STEP_GROUP,
     WORD,
-    add_gains,
-    add_rows_1,
-    add_rows_2,
-    add_rows_4,
-    add_rows_8,
-    affine,
-    atomic_add,
-    atomic_load,
-    atomic_store,
-    attend_keys,
-    centre,
-    clear,
-    count_bits,
-    fire,
-    move_pairs,
-    move_sums,
-    pack_word,
-    pair_rows_8,
-    put_bits,
     read_float,
     read_int32,
     read_int64,
     read_uint32,
-    reuse_rows_1,
-    reuse_rows_2,
-    reuse_rows_4,
-    reuse_rows_8,
-    scale_rows_1,
-    scale_rows_4,
-    sum_values,
-    to_float,
-    widen_sums,
     write_int32,
     write_int64,
 )  # fmt: skip
@@ -90,57 +62,6 @@ HEAD_COLUMNS = 1024
 LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
 
 
-def _record(fields: str) -> np.dtype[Any]:
-    """A record of int64 fields; a trailing ! marks a float64."""
-    return np.dtype([(name.rstrip("!"), "f8" if name.endswith("!") else "i8") for name in fields.split()])
-
-
-# Sizes ending in _pad are rounded up to whole cache lines (LINE). `row` is the length of one layer's row in tables of
-# neurons; `offsets` says where a site starts in it.
-PLAN = _record("""
-    layers steps hidden hidden_pad ffn ffn_pad heads head_dim head_pad key_words blocks vocab vocab_pad
-    head_width head_width_pad factorised decay row embed_shift epsilon!
-    offsets weights thresholds biases shifts map_thresholds gains embed_threshold embed_bias
-    head_rows table gamma head_sums row_scale bias out_scale out_bias
-""")
-# offsets         int64 [10]
-# weights         int64 [layers, 6]: addresses of int8 [in, out_pad]
-# thresholds      int32 [layers, row]            biases       int32 [layers, row]
-# shifts          int64 [layers, 10]             gains        int32 [layers, 2, hidden_pad]
-# map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]
-# head_rows       int8 [hidden, head_width_pad]  table        int8 [word_embed_proj_dim, vocab_pad]
-# gamma           int32 [hidden]; ones if factorised
-# head_sums       float64 [head_width_pad]       row_scale, bias  float64 [vocab_pad]
-# out_scale, out_bias  float64 [head_width_pad] if factorised
-
-WORK = _record("""
-    lanes record list_size max_runs
-    residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries
-    spikes saturations additions active counts head_active narrow barrier
-""")
-# residual     int32 [lanes, T_s, hidden_pad]     embed_masks uint32 [lanes, row]
-# masks        uint32 [layers if record else 1, lanes, row]
-# map_words    uint64 [layers if record else 1, lanes, heads, T_s, blocks]
-# rows         int32 [lanes, list_size]           factors     int32 [lanes, list_size]
-# runs         int64 [lanes, max_runs, 4]         num_runs    int64 [lanes]
-# Per thread:
-# sums         int16 [threads, 4 * MAX_COLUMNS]   currents    int32 [threads, max(T_s * MAX_COLUMNS, HEAD_COLUMNS)]
-# wide         int64 [threads, HEAD_COLUMNS]
-# small        int32 [threads, small_size(plan)]  queries     int64 [threads, T_s * key_words]
-# spikes       int64 [threads, lanes, layers + 1, 10, T_s]; row `layers` holds embed at site 0
-# saturations  the same                           additions   int64 [threads, lanes, layers, 2, T_s]
-# active       int64 [threads, lanes, layers, 6]
-# Of the head:
-# counts       int32 [lanes, hidden]              head_active int64 [lanes]
-# narrow       float64 [lanes, head_width_pad]    barrier     int64 [16]
-
-LANES_GIVEN = _record("count positions keys values logits_row logits")
-# positions    int64 [n]                          logits_row  int64 [n]: row of logits, or -1
-# keys         int64 [n]: addresses of uint64 [layers, heads, T_s, key_words, blocks * 64]
-# values       int64 [n]: addresses of uint64 [layers, heads, T_s, blocks, head_pad]
-# logits       float64 [., vocab_pad]
-
-
 if sys.platform == "win32":
 
     @compiled
@@ -161,13 +82,13 @@ def meet(work: Any, threads: int) -> None:
     if threads == 1:
         return
     arrived, generation = work.barrier, work.barrier + 64
-    before = atomic_load(generation)
-    if atomic_add(arrived, 1) == threads - 1:
-        atomic_store(arrived, 0)
-        atomic_add(generation, 1)
+    before = vector.atomic_load(generation)
+    if vector.atomic_add(arrived, 1) == threads - 1:
+        vector.atomic_store(arrived, 0)
+        vector.atomic_add(generation, 1)
         return
     spins = 0
-    while atomic_load(generation) == before:
+    while vector.atomic_load(generation) == before:
         spins += 1
         if spins > 2000:
             yield_cpu()
@@ -294,39 +215,43 @@ def accumulate(
     sums: int, currents: int,
 ) -> None:  # fmt: skip
     """currents [steps, columns] = for every step the sum of the rows that spiked in it."""
-    clear(currents, 4 * steps * columns)
-    clear(sums, 2 * STEP_GROUP * columns)
+    vector.clear(currents, 4 * steps * columns)
+    vector.clear(sums, 2 * STEP_GROUP * columns)
     for index in range(num_runs):
         run = runs + 8 * RUN_FIELDS * index
-        row, pattern, group = rows + 4 * read_int64(run), read_int64(run + 16), read_int64(run + 24)
+        row, pattern, group = (
+            rows + 4 * read_int64(run),
+            read_int64(run + 16),
+            read_int64(run + 24),
+        )
         last = row + 4 * read_int64(run + 8)
         if reuse:
             while row + 32 <= last:
-                reuse_rows_8(weights, stride, row, columns, pattern, sums)
+                vector.reuse_rows_8(weights, stride, row, columns, pattern, sums)
                 row += 32
             if row + 16 <= last:
-                reuse_rows_4(weights, stride, row, columns, pattern, sums)
+                vector.reuse_rows_4(weights, stride, row, columns, pattern, sums)
                 row += 16
             if row + 8 <= last:
-                reuse_rows_2(weights, stride, row, columns, pattern, sums)
+                vector.reuse_rows_2(weights, stride, row, columns, pattern, sums)
                 row += 8
             if row < last:
-                reuse_rows_1(weights, stride, row, columns, pattern, sums)
+                vector.reuse_rows_1(weights, stride, row, columns, pattern, sums)
         else:
             while row + 32 <= last:
-                add_rows_8(weights, stride, row, columns, pattern, sums)
+                vector.add_rows_8(weights, stride, row, columns, pattern, sums)
                 row += 32
             if row + 16 <= last:
-                add_rows_4(weights, stride, row, columns, pattern, sums)
+                vector.add_rows_4(weights, stride, row, columns, pattern, sums)
                 row += 16
             if row + 8 <= last:
-                add_rows_2(weights, stride, row, columns, pattern, sums)
+                vector.add_rows_2(weights, stride, row, columns, pattern, sums)
                 row += 8
             if row < last:
-                add_rows_1(weights, stride, row, columns, pattern, sums)
+                vector.add_rows_1(weights, stride, row, columns, pattern, sums)
         if group >= 0:
             first = STEP_GROUP * group
-            widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
+            vector.widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
 
 
 @compiled
@@ -336,7 +261,7 @@ def fire_tile(
 ) -> Any:  # fmt: skip
     """Neurons [column, column + columns) of a site: from currents to masks and counts. How many spiked at all."""
     at = 4 * (plan.row * layer + read_int64(plan.offsets + 8 * site) + column)
-    return fire(
+    return vector.fire(
         currents, stride, plan.thresholds + at, plan.biases + at,
         read_int64(plan.shifts + 8 * (NUM_SITES * layer + site)), plan.decay, columns, plan.steps,
         layer_masks(plan, work, layer, lane, site) + 4 * column,
@@ -383,7 +308,7 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
                 masks = layer_masks(plan, work, layer, lane, site) + 4 * column
                 residual = work.residual + 4 * (pad * plan.steps * lane + column)
                 gains = plan.gains + 4 * (pad * (2 * layer + half) + column)
-                add_gains(residual, 4 * pad, masks, gains, real, plan.steps)
+                vector.add_gains(residual, 4 * pad, masks, gains, real, plan.steps)
                 fire_tile(plan, work, lane, layer, X if half == 0 else H, column, real, residual, 4 * pad, thread)
         start += columns
 
@@ -407,10 +332,10 @@ def store_key_value(plan: Any, work: Any, given: Any, lane: int, layer: int, hea
     for step in range(plan.steps):
         index = (layer * plan.heads + head) * plan.steps + step
         for w in range(plan.key_words):
-            word = pack_word(key_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
+            word = vector.pack_word(key_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
             write_int64(keys + 8 * ((index * plan.key_words + w) * plan.blocks * WORD + position), word)
         row = values + 8 * (index * plan.blocks + position // WORD) * plan.head_pad
-        put_bits(row, value_masks, step, position, plan.head_pad)
+        vector.put_bits(row, value_masks, step, position, plan.head_pad)
 
 
 @compiled
@@ -440,18 +365,18 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
     additions = work.additions + 8 * ((thread * work.lanes + lane) * plan.layers + layer) * 2 * steps
     for step in range(steps):
         for w in range(words):
-            word = pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
+            word = vector.pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
             write_int64(queries + 8 * (step * words + w), word)
-    clear(found, 4 * steps * LANES)
+    vector.clear(found, 4 * steps * LANES)
     capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
-    attend_keys(
+    vector.attend_keys(
         keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
         plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
     )  # fmt: skip
     for step in range(steps):
         step_sums = sums + 4 * step * pad
         step_values = values + 8 * (index + step) * plan.blocks * pad
-        sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums)
+        vector.sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums)
         coincidences, taken = 0, 0
         for i in range(LANES):
             coincidences += read_int32(found + 4 * (step * LANES + i))
@@ -462,7 +387,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
     # The neighbouring head may belong to another thread, so the masks of R go to scratch and are copied.
     result = sums + 4 * steps * pad
     at = 4 * (plan.row * layer + read_int64(plan.offsets + 8 * R) + head * plan.head_dim)
-    fire(
+    vector.fire(
         sums, 4 * pad, plan.thresholds + at, plan.biases + at, read_int64(plan.shifts + 8 * (NUM_SITES * layer + R)),
         plan.decay, plan.head_dim, steps, result, counter(plan, work, work.spikes, thread, lane, layer, R),
         counter(plan, work, work.saturations, thread, lane, layer, R),
@@ -482,7 +407,7 @@ def count_spikes(plan: Any, work: Any, lanes: int, thread: int, threads: int) ->
         masks, filled = layer_masks(plan, work, plan.layers - 1, lane, H), 0
         rows, factors = work.rows + 4 * work.list_size * lane, work.factors + 4 * work.list_size * lane
         for i in range(plan.hidden):
-            spikes = count_bits(read_uint32(masks + 4 * i))
+            spikes = vector.count_bits(read_uint32(masks + 4 * i))
             write_int32(work.counts + 4 * (plan.hidden * lane + i), spikes)
             if spikes > 0:
                 write_int32(rows + 4 * filled, i)
@@ -496,8 +421,8 @@ def scaled_rows(
     weights: int, stride: int, columns: int, rows: int, factors: int, count: int, sums: int, wide: int
 ) -> None:
     """wide [columns] = factors @ rows, exactly: 32-bit sums, moved to 64 bits before they could overflow."""
-    clear(wide, 8 * columns)
-    clear(sums, 4 * columns)
+    vector.clear(wide, 8 * columns)
+    vector.clear(sums, 4 * columns)
     largest = 0
     for i in range(count):
         largest = max(largest, abs(read_int32(factors + 4 * i)))
@@ -505,23 +430,23 @@ def scaled_rows(
     i, used = 0, 0
     while largest < INT16_LIMIT and i + 8 <= count:
         if used + 8 > safe:
-            move_pairs(sums, wide, columns)
+            vector.move_pairs(sums, wide, columns)
             used = 0
-        pair_rows_8(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+        vector.pair_rows_8(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
         i, used = i + 8, used + 8
-    move_pairs(sums, wide, columns)
+    vector.move_pairs(sums, wide, columns)
     used = 0
     while i < count:
         if used + 4 > safe:
-            move_sums(sums, wide, columns)
+            vector.move_sums(sums, wide, columns)
             used = 0
         if i + 4 <= count:
-            scale_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+            vector.scale_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
             i, used = i + 4, used + 4
         else:
-            scale_rows_1(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+            vector.scale_rows_1(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
             i, used = i + 1, used + 1
-    move_sums(sums, wide, columns)
+    vector.move_sums(sums, wide, columns)
 
 
 @compiled
@@ -558,13 +483,13 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
                 plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
                 work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
             )  # fmt: skip
-            centre(wide, plan.head_sums + 8 * column, norm.ctypes.data, columns, wide)
+            vector.centre(wide, plan.head_sums + 8 * column, norm.ctypes.data, columns, wide)
             if plan.factorised:
                 out = work.narrow + 8 * (plan.head_width_pad * lane + column)
-                affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
+                vector.affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
             else:
                 out = given.logits + 8 * (plan.vocab_pad * row + column)
-                affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
+                vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
     if not plan.factorised:
         return
     meet(work, threads)
@@ -587,9 +512,9 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
                 plan.table + column, plan.vocab_pad, columns, work.rows + 4 * work.list_size * lane,
                 work.factors + 4 * work.list_size * lane, plan.head_width, sums, wide,
             )  # fmt: skip
-            to_float(wide, columns)
+            vector.to_float(wide, columns)
             out = given.logits + 8 * (plan.vocab_pad * row + column)
-            affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
+            vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
 
 
 # --- the whole block ------------------------------------------------------------------------------------------------
@@ -600,7 +525,7 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
     """Feed one block of tokens. `work.residual` holds each lane's embedding current at every step."""
     lanes, pad = given.count, plan.hidden_pad
     for lane in range(thread, lanes, threads):
-        fire(
+        vector.fire(
             work.residual + 4 * pad * plan.steps * lane, 4 * pad, plan.embed_threshold, plan.embed_bias,
             plan.embed_shift, plan.decay, plan.hidden, plan.steps, work.embed_masks + 4 * plan.row * lane,
             counter(plan, work, work.spikes, thread, lane, plan.layers, 0),
@@ -653,7 +578,7 @@ def _entry_points(source: str) -> tuple[Any, Any]:
 
 def _source() -> str:
     digest = hashlib.sha256()
-    for file in (intrinsics.__file__, __file__):
+    for file in (vector.__file__, __file__):
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from neuro_sim import kernels
 from neuro_sim.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
-from neuro_sim.kernels import PLAN, WORK
+from neuro_sim.records import PLAN, WORK
 from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Site, SpikeModel
 from spikeopd.errors import InputError
 
