@@ -55,7 +55,8 @@ MODEL_PRESETS: dict[str, dict[str, int]] = {
     },
 }
 METHODS = (
-    "spikeopd", "vanilla_opd", "continued_spad", "sft", "eopd", "lightning_opd", "oprd", "gkd", "reverse_kl",
+    "spikeopd", "vanilla_opd", "small_lr_opd", "clipped_opd", "continued_spad", "sft", "eopd", "lightning_opd", "oprd",
+    "gkd", "reverse_kl",
 )  # fmt: skip
 
 STAGE1 = "paper App. F, Stage 1 table"
@@ -187,6 +188,13 @@ class Stage2Config:
         0.10, "mean adjacent repetition above which text has collapsed", COLLAPSE, at_least=0, at_most=1
     )
     collapse_dist4: float = opt(0.05, "mean 1 - Dist-4 above which text has collapsed", COLLAPSE, at_least=0, at_most=1)
+    entropy_quantile: float = opt(
+        0.80, "eopd: teacher entropy above this quantile takes forward KL", "paper App. B", at_least=0.0, at_most=1.0
+    )
+    teacher_top_k: int = opt(50, "eopd: teacher tokens that its forward KL sums over", "paper App. B", at_least=1)
+    calibration_batches: int = opt(5, "oprd: minibatches that fix its coefficient", "paper App. B", at_least=1)
+    jsd_beta: float = opt(0.5, "gkd: weight b of the teacher in m = b p + (1 - b) q", "GKD", above=0.0, at_most=0.999)
+    buffer_gib: float = opt(4.0, "lightning_opd: largest size of its buffer on disk", NOT_STATED, above=0.0)
     log_samples: int = opt(0, "completions written to the log at each logged update", at_least=0, harmless=True)
 
 

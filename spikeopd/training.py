@@ -14,7 +14,8 @@ from transformers import OPTConfig, OPTForCausalLM
 from spikeopd.config import Config, config_difference, load_config, to_yaml
 from spikeopd.data import TokenData, prepare
 from spikeopd.errors import ConfigError, InputError
-from spikeopd.methods import opd, spad
+from spikeopd.methods import spad
+from spikeopd.methods.baselines import METHODS
 from spikeopd.methods.setup import Setup, build, make_accelerator
 from spikeopd.models.teacher import freeze
 from spikeopd.runlog import RunLog, environment
@@ -39,7 +40,7 @@ def train(config: Config, output: Path, *, resume: bool = False, quiet: bool = F
             summary["stage1"] = run_stage1(setup, log, resume)
         if config.train.stage != "1":
             start = config.stage2.model_name_or_path or str(output / "stage1" / "final")
-            summary["stage2"] = opd.run(setup, log, start, resume=resume)
+            summary["stage2"] = METHODS[config.stage2.method](setup, log, start, resume=resume)
         log.summary(summary)
     return summary if main else None
 
@@ -90,7 +91,8 @@ def dry_run(config: Config) -> dict[str, Any]:
         else:
             student.save_pretrained(Path(folder) / "stage1" / "final")
         if config.train.stage != "1":
-            losses["stage2"] = opd.run(setup, log, str(Path(folder) / "stage1" / "final"))["final"]
+            run = METHODS[config.stage2.method]
+            losses["stage2"] = run(setup, log, str(Path(folder) / "stage1" / "final"), resume=False)["final"]
     from spikeopd.config import config_to_dict
 
     return {

@@ -39,6 +39,9 @@ from spikeopd.runlog import RunLog
 
 STAGE = "stage2"
 Divergence = Callable[[Tensor, Tensor], Tensor]  # (student logits, teacher logits) -> sum over positions
+MakeObjective = Callable[[Setup, BiSpikCLMForCausalLM], "PolicyObjective"]
+# (setup, objective, optimizer, reference, update) -> values for the log
+UpdateStep = Callable[[Setup, Any, torch.optim.Optimizer, BiSpikCLMForCausalLM, int], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,39 @@ class PolicyObjective(Objective):
         spikes = layer_spikes(recorder, layers, scope) if recorder is not None else sums.new_zeros(0)
         return sums, spikes
 
+    def teacher_kl(self, sequences: Tensor, teacher: Tensor, teacher_head: nn.Module) -> Tensor:
+        """Sum of KL(teacher || student) over the visited prefixes, whatever divergence the method trains with."""
+        k = teacher.shape[1]
+        features = self.student.model(sequences[:, :-1], use_cache=False).last_hidden_state[:, -k:]
+
+        def part(q: Tensor, p: Tensor) -> Tensor:
+            return forward_kl(self.student.lm_head(q).float(), teacher_head(p).float())
+
+        return chunked(part, self.chunk, features.flatten(0, 1), teacher.flatten(0, 1))
+
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
     """Adapt the student found at `student_path`; leaves `final/` and returns the summary."""
+    return adapt(setup, log, student_path, policy, update_step, resume=resume)
+
+
+def policy(setup: Setup, student: BiSpikCLMForCausalLM) -> PolicyObjective:
+    return PolicyObjective(student, setup.config.train.kl_chunk_tokens)
+
+
+def adapt(
+    setup: Setup, log: RunLog, student_path: str, make: MakeObjective, step: UpdateStep, *, resume: bool = False
+) -> dict[str, Any]:
+    """What SpikeOPD shares with its controls: start, collapse guard, end. `make` gives the objective, `step` an update.
+
+    A method without rollouts of its own has no `adj` among a step's values; the collapse guard then has nothing to see.
+    """
     config, options = setup.config, setup.config.stage2
     started = time.monotonic()
-    student = load_student(student_path, config)
-    reference = freeze(copy.deepcopy(student)).to(setup.device)
+    student = load_student(student_path, config).to(setup.device)
+    reference = freeze(copy.deepcopy(student))
     frozen = {"teacher": (setup.teacher, fingerprint(setup.teacher)), "reference": (reference, fingerprint(reference))}
-    objective, optimizer = make_optimizer(
-        setup, PolicyObjective(student, config.train.kl_chunk_tokens), options.learning_rate
-    )
+    objective, optimizer = make_optimizer(setup, make(setup, student), options.learning_rate)
     length = min(config.data.sequence_length, student.config.max_position_embeddings)
     before = validate(setup, objective, length) | self_generated(setup, objective)
     log.note(
@@ -118,16 +143,19 @@ def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -
     recent: list[dict[str, float]] = []
 
     def after(update: int, values: dict[str, float]) -> str | None:
-        recent.append(values)
-        del recent[: -options.collapse_window]
         if config.train.eval_every and update % config.train.eval_every == 0:
             values.update(validate(setup, objective, length))
+        if "adj" not in values:
+            return None
+        recent.append(values)
+        del recent[: -options.collapse_window]
         collapsed = detector.update(update, values["adj"], values["dist4"])
         values["collapsed"] = float(collapsed)
         if collapsed and detector.onset == update:
             log.note(
-                f"stage 2: rollouts collapsed at update {update} (20-update means: adjacent repetition above "
-                f"{options.collapse_adj}, 1 - Dist-4 above {options.collapse_dist4}); on_collapse={options.on_collapse}"
+                f"stage 2: rollouts collapsed at update {update} ({options.collapse_window}-update means: adjacent "
+                f"repetition above {options.collapse_adj}, 1 - Dist-4 above {options.collapse_dist4}); "
+                f"on_collapse={options.on_collapse}"
             )
         return "stop" if collapsed and options.on_collapse != "log" else None
 
@@ -135,11 +163,11 @@ def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -
     needed = options.collapse_window // config.train.save_every + 2 if options.on_collapse == "rollback" else 0
     done = run_updates(
         setup, log, STAGE, objective, optimizer, options.updates,
-        lambda update: update_step(setup, objective, optimizer, reference, update),
+        lambda update: step(setup, objective, optimizer, reference, update),
         resume=resume, state=detector.state, restore=detector.restore, after=after,
         show=("loss", "opd", "adj", "dist4"), keep=max(needed, config.train.keep_checkpoints),
     )  # fmt: skip
-    summary: dict[str, Any] = {"updates": done, "onset": detector.onset}
+    summary: dict[str, Any] = {"method": options.method, "updates": done, "onset": detector.onset}
     if detector.onset is not None and options.on_collapse == "rollback":
         summary["rolled_back_to"] = roll_back(
             setup, log, objective, reference, detector.onset - options.collapse_window
@@ -171,15 +199,19 @@ def update_step(
     return values | continuation_statistics(setup, parts) | {"grad_norm": norm}
 
 
+def prompt_rows(setup: Setup, update: int, length: int) -> Tensor:
+    """The corpus windows of an update, [B, length]: every method of Stage 2 draws them alike."""
+    options, seed = setup.config.stage2, setup.config.train.seed
+    return torch.from_numpy(
+        batch(setup.prompts, batch_size=options.batch_size, length=length, seed=seed + 1, step=update)
+    )
+
+
 def visit(setup: Setup, objective: Any, reference: BiSpikCLMForCausalLM, update: int) -> list[Visited]:
     """Steps 1-3: prompts, rollouts of the active student, scores of the frozen models. No gradients."""
     options, seed = setup.config.stage2, setup.config.train.seed
-    k = options.max_completion_length
-    prompts = torch.from_numpy(
-        batch(setup.prompts, batch_size=options.batch_size, length=options.prompt_length, seed=seed + 1, step=update)
-    )
-    size = options.micro_batch_size
-    prompt_parts = setup.rows(prompts).split(size)
+    k, size = options.max_completion_length, options.micro_batch_size
+    prompt_parts = setup.rows(prompt_rows(setup, update, options.prompt_length)).split(size)
     uniform_parts = setup.rows(uniforms(seed, update, options.batch_size, k)).split(size)
     every = tuple(range(reference.config.num_hidden_layers))
     parts = []
@@ -200,9 +232,8 @@ def score(setup: Setup, reference: BiSpikCLMForCausalLM, sampled: Rollout, k: in
     layers = monitored(options.spike_layers)
     recorder = Recorder(RATE_SITES[options.rate_scope], layers, tokens=slice(-k, None))
     features = reference.model(inputs, use_cache=False, recorder=recorder).last_hidden_state[:, -k:]
-    return Visited(
-        sampled.sequences, teacher, features, sampled.spikes, layer_spikes(recorder, layers, options.rate_scope)
-    )
+    spikes = layer_spikes(recorder, layers, options.rate_scope) if options.spike_coef else None
+    return Visited(sampled.sequences, teacher, features if options.ref_coef else None, sampled.spikes, spikes)
 
 
 def descend(setup: Setup, objective: Any, reference: BiSpikCLMForCausalLM, parts: list[Visited]) -> dict[str, float]:
@@ -266,10 +297,9 @@ def self_generated(setup: Setup, objective: Any, rows: int = 32) -> dict[str, fl
     ).to(setup.device)
     sampled = objective("rollout", prompts, uniforms(0, 0, rows, k), options.temperature, (), options.rate_scope)
     teacher = run_teacher(setup.teacher, sampled.sequences[:, :-1], internals=False).features[:, -k:]
-    visited = Visited(sampled.sequences, teacher, None, sampled.spikes, None)
-    sums, _ = objective("terms", visited, head, None, (), options.rate_scope)
+    total = objective("teacher_kl", sampled.sequences, teacher, head).item()
     stats = rollout_statistics(sampled.sequences[:, -k:].cpu().numpy())
-    return {"self_kl": sums[0].item() / (rows * k), "adj": stats["adj"], "dist4": stats["dist4"], "run": stats["run"]}
+    return {"self_kl": total / (rows * k), "adj": stats["adj"], "dist4": stats["dist4"], "run": stats["run"]}
 
 
 def roll_back(setup: Setup, log: RunLog, objective: Any, reference: BiSpikCLMForCausalLM, healthy: int) -> int:

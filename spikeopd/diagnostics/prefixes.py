@@ -1,0 +1,102 @@
+"""The prefix bank (App. B, shared-prefix protocol): generated once, replayed unchanged through every checkpoint.
+
+Row n holds a corpus window cut into prompt [P] and corpus continuation [K], and one continuation [K] of the same prompt
+sampled by the offline checkpoint. Prefix s_t of either source is (prompt, first t - 1 tokens of the continuation):
+matched by prompt, position and length; at t = 1 both are the prompt.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spikeopd.data import TokenData, batch
+from spikeopd.errors import InputError
+from spikeopd.files import write_bytes
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.models.teacher import fingerprint
+from spikeopd.rollout import rollout, uniforms
+
+Tokens = NDArray[np.int64]
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PrefixBank:
+    """prompts [N, P]; self_tokens, corpus_tokens [N, K]; about: who generated it, from what."""
+
+    prompts: Tokens
+    self_tokens: Tokens
+    corpus_tokens: Tokens
+    about: dict[str, Any]
+
+    def inputs(self, source: str) -> Tokens:
+        """What is fed to see every prefix of a source, [N, P + K - 1]; the last K positions are s_1 … s_K."""
+        continuation = self.self_tokens if source == "self" else self.corpus_tokens
+        return np.concatenate((self.prompts, continuation[:, :-1]), axis=1)
+
+    @property
+    def length(self) -> int:
+        return self.self_tokens.shape[1]
+
+
+def generate_bank(
+    student: BiSpikCLMForCausalLM,
+    data: TokenData,
+    *,
+    prompts: int = 256,
+    prompt_length: int = 480,
+    length: int = 32,
+    temperature: float = 1.0,
+    seed: int = 0,
+    rows: int = 64,
+) -> PrefixBank:
+    """Draw corpus windows and let the student continue their beginnings."""
+    whole = batch(data, batch_size=prompts, length=prompt_length + length, seed=seed, step=0)
+    start = torch.from_numpy(whole[:, :prompt_length])
+    uniform = uniforms(seed, 0, prompts, length)
+    parts = [
+        rollout(student, ids.to(student.device), u, temperature).sequences[:, -length:].cpu()
+        for ids, u in zip(start.split(rows), uniform.split(rows), strict=True)
+    ]
+    about = {
+        "format": FORMAT,
+        "student": fingerprint(student),
+        "source": data.source,
+        "split": data.split,
+        "data": data.fingerprint,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    return PrefixBank(whole[:, :prompt_length], torch.cat(parts).numpy(), whole[:, prompt_length:], about)
+
+
+def save_bank(bank: PrefixBank, path: Path | str) -> Path:
+    buffer = io.BytesIO()
+    about = np.frombuffer(json.dumps(bank.about, sort_keys=True).encode(), dtype=np.uint8)
+    np.savez(buffer, prompts=bank.prompts, self_tokens=bank.self_tokens, corpus_tokens=bank.corpus_tokens, about=about)
+    return write_bytes(path, buffer.getvalue())
+
+
+def load_bank(path: Path | str) -> PrefixBank:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = [stored[name].astype(np.int64) for name in ("prompts", "self_tokens", "corpus_tokens")]
+            about = json.loads(stored["about"].tobytes())
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"prefix bank {path}: cannot be read ({error}); remove it to generate it anew") from error
+    if (
+        about.get("format") != FORMAT
+        or len({array.shape[0] for array in arrays}) != 1
+        or any(array.ndim != 2 for array in arrays)
+    ):
+        raise InputError(f"prefix bank {path}: not a bank of format {FORMAT}; remove it to generate it anew")
+    return PrefixBank(*arrays, about)

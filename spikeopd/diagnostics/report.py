@@ -1,0 +1,102 @@
+"""Diagnostics of several checkpoints on one bank, as numbers, as text and as the paper's Figures 1 and 2."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spikeopd.diagnostics import dynamics
+from spikeopd.diagnostics.dynamics import Paired
+from spikeopd.errors import BackendMissing
+from spikeopd.files import write_bytes
+
+# Figures 1 and 2 and App. B of the paper; what is only drawn there is not repeated here.
+PAPER = {
+    "Offline-only": {"hidden_gap": 0.102, "membrane_drift": 3.46, "last_prefix_gap": 0.9},
+    "Vanilla OPD": {"hidden_gap": 0.100, "membrane_drift": 3.30},
+    "SpikeOPD": {"hidden_gap": 0.095, "membrane_drift": 2.67},
+}
+COLUMNS = (
+    ("mean_kappa_self", "KL self", 1.0),
+    ("mean_kappa_corp", "KL corpus", 1.0),
+    ("mean_prefix_gap", "gap", 1.0),
+    ("last_prefix_gap", "gap at K", 1.0),
+    ("mean_spike_drift", "D_spk x1e4", dynamics.DISPLAY),
+    ("hidden_gap", "G_H", 1.0),
+    ("membrane_drift", "D_U", 1.0),
+    ("rate_self", "rate", 1.0),
+)
+
+
+def compare(results: Mapping[str, Paired]) -> dict[str, Any]:
+    """Summaries by name, and Delta_spk of every later checkpoint against the first."""
+    first = next(iter(results.values()))
+    return {
+        name: dynamics.summary(paired) | {"spike_improvement": dynamics.spike_improvement(first, paired).tolist()}
+        for name, paired in results.items()
+    }
+
+
+def table(values: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Mapping[str, float]] = PAPER) -> str:
+    """One row per checkpoint, then the paper's rows (125M; raw units: compare within one model only)."""
+    width = max(len(name) for name in (*values, *paper)) + 2
+    lines = [f"{'':<{width}}" + "".join(f"{label:>12}" for _, label, _ in COLUMNS)]
+    for name, row in values.items():
+        lines.append(f"{name:<{width}}" + "".join(f"{row[key] * scale:>12.4f}" for key, _, scale in COLUMNS))
+    if paper:
+        lines.append("paper, OPT-125M (native units of that model; not comparable across models):")
+    for name, row in paper.items():
+        cells = (f"{row[key]:>12g}" if key in row else f"{'-':>12}" for key, _, _ in COLUMNS)
+        lines.append(f"{name:<{width}}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def draw(values: Mapping[str, Mapping[str, Any]], folder: Path, name: str = "diagnostics") -> list[Path]:
+    """Figures 1 (A teacher KL, B gap) and 2 (A spike-rate gap, B hidden, C membrane) in one sheet, PNG and SVG."""
+    plot = pyplot()
+    figure, axes = plot.subplots(1, 5, figsize=(19, 3.6), layout="constrained")
+    colours = [f"C{index}" for index in range(len(values))]
+    for (label, row), colour in zip(values.items(), colours, strict=True):
+        steps = range(1, len(row["prefix_gap"]) + 1)
+        axes[0].plot(steps, row["kappa_self"], color=colour, label=f"{label}, self")
+        axes[0].plot(steps, row["kappa_corp"], color=colour, linestyle="--", label=f"{label}, corpus")
+        axes[1].plot(steps, row["prefix_gap"], color=colour, label=label)
+        axes[2].plot(steps, [value * dynamics.DISPLAY for value in row["spike_drift"]], color=colour, label=label)
+    titles = ("teacher KL", "self - corpus KL gap", "spike-rate gap x 1e4", "hidden-state gap", "membrane gap")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title)
+    for axis in axes[:3]:
+        axis.set_xlabel("rollout position")
+    axes[0].legend(fontsize=7)
+    axes[1].axhline(0, color="0.7", linewidth=0.8)
+    for axis, key in ((axes[3], "hidden_gap"), (axes[4], "membrane_drift")):
+        heights = [row[key] for row in values.values()]
+        bars = axis.bar(range(len(values)), heights, color=colours)
+        axis.bar_label(bars, fmt="%.3g")
+        axis.set_xticks(range(len(values)), list(values), rotation=15)
+        axis.margins(y=0.15)
+    return save(figure, folder, name)
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        matplotlib.rcParams["svg.hashsalt"] = "spikeopd"  # the same figure is the same file
+        import matplotlib.pyplot as plot
+    except ImportError as error:
+        raise BackendMissing("figures need matplotlib; install it with: pip install 'spikeopd[viz]'") from error
+    return plot
+
+
+def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    found = []
+    for kind in kinds:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=140, metadata={"Date": None} if kind == "svg" else None)
+        found.append(write_bytes(folder / f"{name}.{kind}", buffer.getvalue()))
+    pyplot().close(figure)
+    return found

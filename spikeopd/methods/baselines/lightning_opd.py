@@ -1,0 +1,175 @@
+"""Lightning OPD, the paper's control: full forward KL with L_spk on a fixed buffer of the checkpoint's rollouts.
+
+The buffer is made once and never refreshed: sequences, the teacher's final features and the reference's spikes, in
+memory-mapped files in the run folder. Through the frozen output table the features give the teacher's scores over the
+whole vocabulary exactly, at w/V of the size (OPT-125M: 768/50272). No update runs teacher, reference or a rollout.
+The publication (Wu et al. 2026) stores the teacher's log-probabilities of the sampled tokens of SFT rollouts, and has
+no spikes to regularise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikeopd.errors import ConfigError
+from spikeopd.files import new_directory, write_json
+from spikeopd.methods import opd
+from spikeopd.methods.baselines.common import with_stage2
+from spikeopd.methods.loop import finish_update
+from spikeopd.methods.setup import Setup
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.teacher import output_table, run_teacher
+from spikeopd.rollout import RATE_SITES, layer_spikes, rollout, uniforms
+from spikeopd.runlog import RunLog
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """N trajectories: sequences [N, P + K], teacher features [N, K, w], reference spikes [N, layers]."""
+
+    sequences: np.ndarray
+    teacher: np.ndarray
+    spikes: np.ndarray
+
+    def draw(self, rows: int, seed: int, update: int) -> np.ndarray:
+        """Row numbers of an update, from (seed, update) alone; no row twice if there are enough."""
+        generator = np.random.Generator(np.random.Philox(key=np.array([seed ^ 0x116, update], dtype=np.uint64)))
+        return generator.choice(len(self.sequences), size=rows, replace=rows > len(self.sequences))
+
+
+class ReplayObjective(opd.PolicyObjective):
+    def spikes(self, sequences: Tensor, k: int, scope: str) -> Tensor:
+        """Spikes of every layer on stored prefixes, [layers]: the batch's rates are needed before any backward."""
+        layers = tuple(range(self.student.config.num_hidden_layers))
+        recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None))
+        with torch.no_grad():
+            self.student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
+            return layer_spikes(recorder, layers, scope)
+
+
+def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
+    setup = with_stage2(setup, ref_coef=0.0)
+    store: dict[str, Buffer] = {}
+
+    def objective(setup: Setup, student: BiSpikCLMForCausalLM) -> opd.PolicyObjective:
+        store["buffer"] = open_buffer(setup, student, log.folder / opd.STAGE / "buffer", log)
+        return ReplayObjective(student, setup.config.train.kl_chunk_tokens)
+
+    def step(setup: Setup, objective: Any, optimizer: Any, reference: Any, update: int) -> dict[str, float]:
+        return update_step(setup, objective, optimizer, reference, store["buffer"], update)
+
+    return opd.adapt(setup, log, student_path, objective, step, resume=resume)
+
+
+def trajectories(setup: Setup) -> int:
+    """As many as the updates use, or as many as fit into stage2.buffer_gib; never fewer than a batch."""
+    options = setup.config.stage2
+    k, width = options.max_completion_length, output_table(setup.teacher).weight.shape[1]
+    row = 4 * k * width + 8 * (options.prompt_length + k) + 8 * len(options.spike_layers)
+    fitting = int(options.buffer_gib * 2**30) // row
+    if fitting < options.batch_size:
+        raise ConfigError(
+            f"stage2.buffer_gib: {options.buffer_gib} holds {fitting} trajectories of {row} bytes, less than one batch "
+            f"of {options.batch_size}; give at least {options.batch_size * row / 2**30:.3g}"
+        )
+    return min(options.updates * options.batch_size, fitting)
+
+
+def open_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: RunLog) -> Buffer:
+    """The buffer of this run: read if it is there, else made by the main process while the others wait."""
+    with setup.accelerator.main_process_first():
+        if not (folder / "buffer.json").is_file():
+            make_buffer(setup, student, folder, log)
+    names = ("sequences", "teacher", "spikes")
+    return Buffer(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names))
+
+
+@torch.no_grad()
+def make_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: RunLog) -> None:
+    options, seed, count = setup.config.stage2, setup.config.train.seed, trajectories(setup)
+    k, length = options.max_completion_length, options.prompt_length + options.max_completion_length
+    layers, width = opd.monitored(options.spike_layers), output_table(setup.teacher).weight.shape[1]
+    batches = -(-count // options.batch_size)
+    with new_directory(folder) as target, log.progress("buffer", batches, unit="batch") as bar:
+        shapes = {
+            "sequences": (np.int64, (count, length)),
+            "teacher": (np.float32, (count, k, width)),
+            "spikes": (np.float64, (count, len(layers))),
+        }
+        files = {
+            name: np.lib.format.open_memmap(target / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+            for name, (dtype, shape) in shapes.items()
+        }
+        for index in range(batches):
+            prompts = opd.prompt_rows(setup, index, options.prompt_length).to(setup.device)
+            uniform = uniforms(seed, index, options.batch_size, k)
+            at = index * options.batch_size
+            for rows, u in zip(
+                prompts.split(options.micro_batch_size), uniform.split(options.micro_batch_size), strict=True
+            ):
+                end = min(at + len(rows), count)
+                keep = end - at
+                if keep <= 0:
+                    break
+                sequences = rollout(student, rows, u, options.temperature).sequences[:keep]
+                files["sequences"][at:end] = sequences.cpu().numpy()
+                files["teacher"][at:end] = (
+                    run_teacher(setup.teacher, sequences[:, :-1], internals=False).features[:, -k:].float().cpu()
+                )
+                if layers:
+                    files["spikes"][at:end] = _row_spikes(student, sequences, layers, k, options.rate_scope).cpu()
+                at = end
+            bar.advance()
+        for file in files.values():
+            file.flush()
+        write_json(target / "buffer.json", {"trajectories": count, "bytes": sum(f.nbytes for f in files.values())})
+
+
+def _row_spikes(
+    student: BiSpikCLMForCausalLM, sequences: Tensor, layers: tuple[int, ...], k: int, scope: str
+) -> Tensor:
+    """Spikes of each row and layer, [rows, layers]."""
+    recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None))
+    student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
+    sites = RATE_SITES[scope]
+    return torch.stack(
+        [sum(recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in sites) for layer in layers], 1
+    )
+
+
+def update_step(
+    setup: Setup,
+    objective: Any,
+    optimizer: torch.optim.Optimizer,
+    reference: BiSpikCLMForCausalLM,
+    buffer: Buffer,
+    update: int,
+) -> dict[str, float]:
+    """One optimizer step on stored trajectories. Its statistics are the buffer's, not the student's: not logged."""
+    options = setup.config.stage2
+    parts = replay(setup, objective, buffer, update)
+    values = opd.descend(setup, objective, reference, parts)
+    norm = finish_update(
+        setup, objective, optimizer, opd.STAGE, update, values["loss"], options.max_grad_norm, options.learning_rate
+    )
+    return values | {"grad_norm": norm}
+
+
+def replay(setup: Setup, objective: Any, buffer: Buffer, update: int) -> list[opd.Visited]:
+    options = setup.config.stage2
+    chosen = torch.from_numpy(buffer.draw(options.batch_size, setup.config.train.seed, update))
+    parts = []
+    for rows in setup.rows(chosen).cpu().split(options.micro_batch_size):
+        at = np.sort(rows.numpy())
+        sequences = torch.from_numpy(np.array(buffer.sequences[at])).to(setup.device)
+        teacher = torch.from_numpy(np.array(buffer.teacher[at])).to(setup.device)
+        spikes = torch.from_numpy(np.array(buffer.spikes[at])).sum(0).float().to(setup.device)
+        active = objective("spikes", sequences, options.max_completion_length, options.rate_scope)
+        parts.append(opd.Visited(sequences, teacher, None, active, spikes if options.spike_coef else None))
+    return parts

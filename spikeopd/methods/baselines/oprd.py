@@ -1,0 +1,140 @@
+"""OPRD, the paper's control: align hidden states instead of outputs, on the active student's rollouts.
+
+Each student layer's spikes, averaged over the T_s steps, go through a learned linear map to the matched teacher
+layer; the loss is c MSE. c is fixed on the first five minibatches so that the student's gradient has the norm which
+full forward KL gives there. No output loss, no reference, no spike loss. In the publication (Yang et al. 2026)
+student and teacher are dense and of one family, and selected layers are compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spikeopd.losses import layer_map, masked_square_error
+from spikeopd.methods import opd
+from spikeopd.methods.baselines.common import calibration_rollouts, fit_linear, teacher_only
+from spikeopd.methods.loop import finish_update, local_gradients
+from spikeopd.methods.setup import Setup
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.teacher import output_table, run_teacher
+from spikeopd.rollout import layer_neurons
+from spikeopd.runlog import RunLog
+
+BEHIND_HIDDEN = ("model.final_layer_norm", "model.logit_scale", "model.project_out", "lm_head.bias")
+
+
+class RepresentationObjective(opd.PolicyObjective):
+    """The student with one linear map per layer; `coefficient` is fixed before the first update."""
+
+    def __init__(self, student: BiSpikCLMForCausalLM, chunk: int, teacher_width: int, teacher_layers: int) -> None:
+        super().__init__(student, chunk)
+        config = student.config
+        self.matched = layer_map(config.num_hidden_layers, teacher_layers)
+        self.maps = nn.ModuleList(nn.Linear(config.hidden_size, teacher_width) for _ in self.matched)
+        self.coefficient = 1.0
+
+    def hidden(self, sequences: Tensor, k: int) -> list[Tensor]:
+        """Time-averaged spikes of each layer at the visited prefixes, [b, K, d]."""
+        recorder = Recorder(("h",), tokens=slice(-k, None))
+        self.student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
+        return [recorder.spikes[layer, "h"].mean(0) for layer in range(len(self.matched))]
+
+    def square_errors(self, sequences: Tensor, teacher: list[Tensor]) -> Tensor:
+        """Sum over layers, positions and coordinates of (P_l(h_l) - H_T)^2."""
+        mine = self.hidden(sequences, teacher[0].shape[1])
+        pairs = zip(self.maps, mine, teacher, strict=True)
+        return torch.stack([masked_square_error(linear(h), target) for linear, h, target in pairs]).sum()
+
+
+def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
+    return opd.adapt(teacher_only(setup), log, student_path, objective, update_step, resume=resume)
+
+
+def objective(setup: Setup, student: BiSpikCLMForCausalLM) -> RepresentationObjective:
+    shape = setup.teacher.config
+    made = RepresentationObjective(
+        student, setup.config.train.kl_chunk_tokens, shape.hidden_size, shape.num_hidden_layers
+    ).to(setup.device)
+    calibrate(setup, made)
+    # What lies behind the last hidden state has no part in this loss.
+    for name, parameter in student.named_parameters():
+        if name.startswith(BEHIND_HIDDEN):
+            parameter.requires_grad_(False)
+    return made
+
+
+def entries(setup: Setup, layers: int) -> int:
+    """Coordinates the squared errors of a whole batch are averaged over."""
+    options = setup.config.stage2
+    return options.batch_size * options.max_completion_length * layers * setup.teacher.config.hidden_size
+
+
+def teacher_hidden(setup: Setup, sequences: Tensor, matched: list[int]) -> list[Tensor]:
+    k = setup.config.stage2.max_completion_length
+    hidden = run_teacher(setup.teacher, sequences[:, :-1], internals=True).hidden
+    return [hidden[layer][:, -k:] for layer in matched]
+
+
+def calibrate(setup: Setup, objective: RepresentationObjective) -> None:
+    """Fit the maps, then fix c = mean of |grad full KL| / |grad MSE| over the first minibatches.
+
+    Norms are those of the student's parameters; the maps have no gradient of the KL to compare with.
+    """
+    options, k = setup.config.stage2, setup.config.stage2.max_completion_length
+    batches = calibration_rollouts(setup, objective.student, options.calibration_batches)
+    with torch.no_grad():
+        targets = [teacher_hidden(setup, sequences, objective.matched) for sequences in batches]
+        mine = [objective.hidden(sequences, k) for sequences in batches]
+        for layer, linear in enumerate(objective.maps):
+            x, y = (torch.cat([part[layer].flatten(0, 1) for part in side]) for side in (mine, targets))
+            fit_linear(linear, x, y)
+    ratios = []
+    for sequences, target in zip(batches, targets, strict=True):
+        with torch.no_grad():
+            features = run_teacher(setup.teacher, sequences[:, :-1], internals=False).features[:, -k:]
+        total = objective.teacher_kl(sequences, features, output_table(setup.teacher))
+        full = _student_norm(objective, total / (options.batch_size * k))
+        square = objective.square_errors(sequences, target) / entries(setup, len(objective.matched))
+        ratios.append(full / max(_student_norm(objective, square), 1e-12))
+    objective.coefficient = sum(ratios) / len(ratios)
+
+
+def _student_norm(objective: RepresentationObjective, loss: Tensor) -> float:
+    parameters = [p for p in objective.student.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.stack([g.double().square().sum() for g in gradients if g is not None]).sum().sqrt().item()
+
+
+def update_step(
+    setup: Setup, objective: Any, optimizer: torch.optim.Optimizer, reference: BiSpikCLMForCausalLM, update: int
+) -> dict[str, float]:
+    options, accelerator = setup.config.stage2, setup.accelerator
+    inner = accelerator.unwrap_model(objective)
+    coefficient, matched = inner.coefficient, inner.matched
+    parts = opd.visit(setup, objective, reference, update)
+    count = entries(setup, len(matched))
+    total = torch.zeros((), dtype=torch.float64, device=setup.device)
+    for index, part in enumerate(parts):
+        with local_gradients(accelerator, objective, last=index == len(parts) - 1):
+            square = objective("square_errors", part.sequences, teacher_hidden(setup, part.sequences, matched))
+            accelerator.backward(coefficient * square / count * accelerator.num_processes)
+        total += square.detach().double()
+    mean = (accelerator.reduce(total, "sum") / count).item()
+    loss = coefficient * mean
+    norm = finish_update(
+        setup, objective, optimizer, opd.STAGE, update, loss, options.max_grad_norm, options.learning_rate
+    )
+    slots = options.batch_size * options.max_completion_length * reference.config.num_steps
+    spikes = accelerator.reduce(torch.stack([part.spikes for part in parts]).sum(0), "sum")
+    rate = spikes.mean().item() / (slots * layer_neurons(reference.config, options.rate_scope))
+    return {
+        "loss": loss,
+        "mse": mean,
+        "coefficient": coefficient,
+        "rate": rate,
+        **opd.continuation_statistics(setup, parts),
+        "grad_norm": norm,
+    }
