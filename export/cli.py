@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from spikeopd.errors import InputError, run_command
 
@@ -34,7 +32,17 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(run_map(map_parser().parse_args(arguments[1:])))
         return 0
-    return run_export(export_parser().parse_args(arguments))
+    args = export_parser().parse_args(arguments)
+    _check_arguments(args)
+    from export.command import run_export, summary
+
+    def say(text: str) -> None:
+        if not args.quiet:
+            print(f"{PROG}: {text}", file=sys.stderr)
+
+    report = run_export(args, say)
+    print(json.dumps(report, allow_nan=False) if args.json else summary(report, Path(args.output)))
+    return 0
 
 
 def export_parser() -> argparse.ArgumentParser:
@@ -116,109 +124,6 @@ def map_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_export(args: argparse.Namespace) -> int:
-    _check_arguments(args)
-    start = time.perf_counter()
-    stages: dict[str, float] = {}
-
-    def say(text: str) -> None:
-        if not args.quiet:
-            print(f"{PROG}: {text}", file=sys.stderr)
-
-    def done(stage: str, since: float) -> float:
-        stages[stage] = round(time.perf_counter() - since, 3)
-        return time.perf_counter()
-
-    from export.checkpoint import check_tokens, find_checkpoint, find_tokenizer, load_student, text_windows, token_ids
-
-    folder = find_checkpoint(args.checkpoint)
-    tokenizer = find_tokenizer(folder, args.tokenizer)
-    say(f"loading {folder}")
-    student = load_student(folder)
-    from export.bundle_writer import BundleOptions, bundle_draft
-    from export.evaluate import compare
-    from export.quantize import lower, model_shape
-    from export.report import REPORT_SCHEMA, model_bytes, parameter_count, support, tensor_table
-    from export.verify import verify_bundle, verify_nir
-    from spikeopd.files import write_json
-
-    shape = model_shape(student)
-    mark = done("load", start)
-    size = sum(parameter.numel() for parameter in student.parameters())
-    # A decoder that counts everything costs seconds per token at a hundred million parameters: ask for less there.
-    evaluation = _default(args.evaluation_tokens, min(2048, max(128, int(1e10 / size))))
-    verification = _default(args.verification_tokens, min(64, max(4, int(1e9 / size))))
-    length = min(128, shape.max_position_embeddings, max(evaluation, verification, 2))
-    windows = text_windows(args.text, tokenizer, length, max(1, evaluation // length))
-    check_tokens(windows, shape)
-    mark = done("text", mark)
-    clips = None
-    if args.calibrate:
-        from export.calibrate import search_clips
-
-        say(f"calibrating on {args.calibrate} tokens")
-        training = text_windows(args.text, tokenizer, length, max(1, args.calibrate // length), "train")
-        clips = search_clips(student, training)
-        mark = done("calibrate", mark)
-    say(f"lowering {size:,} parameters to {args.precision}")
-    lowered = lower(student, args.precision, clips)
-    mark = done("lower", mark)
-    measured: dict[str, Any] | None = None
-    if evaluation:
-        say(f"perplexity before and after on {windows.size} tokens of {args.text}")
-        measured = {"text": f"{args.text} (validation)", **compare(student, lowered.model, windows)}
-        mark = done("evaluate", mark)
-    ids = token_ids(student)
-    del student  # the proof needs the integers only
-    options = BundleOptions(
-        target=args.to,
-        profile=args.nir_profile,
-        neuron=args.neuron,
-        context=args.context or (4 if args.nir_profile == "unrolled" else 1),
-        tokenizer=tokenizer,
-        tokens=ids,
-        source={"checkpoint": folder.resolve().name},
-    )
-    say(f"writing {args.output}")
-    with bundle_draft(lowered.model, args.output, options) as (draft, manifest):
-        mark = done("write", mark)
-        prompts = _prompts(windows, verification)
-        say(f"reading back and comparing {sum(map(len, prompts))} tokens spike for spike")
-        verified = verify_bundle(lowered.model, draft, prompts, allow_lossy=args.allow_lossy)
-        if args.to == "nir":
-            verified["nir"] = verify_nir(lowered.model, draft, prompts[0], manifest)
-        mark = done("verify", mark)
-        model_file = draft / ("model.nir" if args.to == "nir" else "arrays.h5")
-        parameters = parameter_count(lowered.model)
-        report = {
-            "schema": REPORT_SCHEMA,
-            "target": args.to,
-            "precision": args.precision,
-            "parameters": parameters,
-            "array_bytes": model_bytes(lowered.model),
-            "file_bytes": model_file.stat().st_size,
-            "bytes_per_parameter": round(model_file.stat().st_size / parameters, 4),
-            "calibrated": bool(args.calibrate),
-            "evaluation": measured,
-            "verification": verified,
-            "allow_lossy": args.allow_lossy,
-            "support": support(args.to, args.neuron, args.nir_profile, args.precision),
-            "tensors": tensor_table(lowered.errors),
-        }
-        if args.to == "lava":
-            from export.netx import write_netx
-
-            report["netx"] = write_netx(lowered.model, draft)
-        write_json(draft / "report.json", report)
-    done("total", start)
-    report["seconds"] = stages
-    if args.json:
-        print(json.dumps(report, allow_nan=False))
-    else:
-        print(_summary(report, Path(args.output)))
-    return 0
-
-
 def _check_arguments(args: argparse.Namespace) -> None:
     """Contradictions are refused before anything slow starts."""
     if args.context is not None and args.nir_profile != "unrolled":
@@ -234,51 +139,3 @@ def _check_arguments(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value}: give {least} or more")
     if args.calibrate and args.precision != "int8":
         raise InputError("--calibrate chooses integer scales; it has no meaning with --precision float32")
-
-
-def _default(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value
-
-
-def _prompts(windows: Any, tokens: int) -> list[list[int]]:
-    """Verification prompts that together hold `tokens` tokens, from the beginnings of different windows."""
-    longest = min(windows.shape[1], max(1, -(-tokens // min(4, len(windows)))))
-    prompts = []
-    for window in windows:
-        take = min(longest, tokens - sum(map(len, prompts)))
-        if take <= 0:
-            break
-        prompts.append([int(token) for token in window[:take]])
-    return prompts
-
-
-def _summary(report: dict[str, Any], output: Path) -> str:
-    checked = report["verification"]
-    lines = [
-        f"bundle            {output}  ({report['target']}, {report['precision']})",
-        f"size              {report['file_bytes'] / 1e6:.2f} MB, "
-        f"{report['bytes_per_parameter']:.3f} bytes per parameter",
-    ]
-    if report["evaluation"]:
-        e = report["evaluation"]
-        before, after = e["perplexity_student"], e["perplexity_lowered"]
-        lines += [
-            f"perplexity        {before:.3f} -> {after:.3f} ({(after / before - 1) * 100:+.2f} %), "
-            f"{e['tokens']} tokens of {e['text']}",
-            f"token agreement   {e['token_agreement'] * 100:.2f} %",
-            f"spike agreement   {e['spike_agreement'] * 100:.2f} % with the float student",
-        ]
-    state = "spikes and logits equal" if not checked["differences"] else f"DIFFERS: {checked['differences'][0]}"
-    lines.append(
-        f"verified          {checked['tokens']} tokens, {checked['neuron_steps_compared']:,} neuron steps: {state}"
-    )
-    if "nir" in checked:
-        n = checked["nir"]
-        share = n["equal_output_spikes"] * 100
-        lines.append(f"read literally    {share:.2f} % equal output spikes on {n['tokens']} token(s) ({n['executed']})")
-    lines += [
-        f"{row['status']:<17} {row['part']}" + (f": {row['note']}" if row["note"] else "") for row in report["support"]
-    ]
-    clipped = [t for t in report["tensors"] if t["clipped"] and not report["calibrated"]]
-    lines += [f"clipped           {t['name']}: {t['clipped']} of {t['elements']} values" for t in clipped]
-    return "\n".join(lines)

@@ -127,7 +127,9 @@ def test_the_cell_is_the_model_for_a_single_token_and_only_there(tmp_path):
 
 def test_the_threshold_itself_fires_in_every_form():
     """u exactly V: ours fires at >=, NIR at >; the file holds the float32 just below."""
-    graph = nir.NIRGraph.from_list(nir.Threshold(np.nextafter(np.array([0.7, 2867.0], np.float32), np.float32(-np.inf))))
+    graph = nir.NIRGraph.from_list(
+        nir.Threshold(np.nextafter(np.array([0.7, 2867.0], np.float32), np.float32(-np.inf)))
+    )
     assert Runner(graph, DT).run(np.array([[np.float32(0.7), 2867.0]])).tolist() == [[1.0, 1.0]]
     below = np.nextafter(np.array([[0.7, 2867.0]], np.float32), np.float32(-np.inf))
     assert Runner(graph, DT).run(below).tolist() == [[0.0, 0.0]]
