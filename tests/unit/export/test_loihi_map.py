@@ -1,0 +1,102 @@
+"""The resource map: a placement counted by hand, limits that bind, rules that all run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import random_model, random_shape
+
+from export.design_rules import RULES, Design, check_all
+from export.loihi import SOURCES, Limits, cache_bytes, groups_of, place
+from export.map_command import resource_map
+
+SHAPE = random_shape(heads=2, head_dim=8, layers=1, ffn=24, positions=32)
+
+
+def test_a_placement_by_hand():
+    cores = {core.group: core for core in place(SHAPE, 32)}
+    assert len(cores) == 11  # embed and ten sites, each small enough for one core
+    q, a, r, x = (cores[f"layer0.{site}"] for site in "qarx")
+    assert (q.neurons, q.synapses, q.synapse_bits, q.in_axons) == (16, 256, 2048, 16)
+    assert q.used_bytes == 256 + 16 * 12  # one byte per weight; membrane, threshold and bias of 16 neurons
+    assert (a.neurons, a.synapses, a.synapse_bits) == (64, 512, 2048)  # 2 heads x 32 keys of 8 bits x 4 steps
+    assert (r.neurons, r.synapses, r.synapse_bits) == (16, 512, 2048)
+    assert x.out_axons == 16 * 2  # to f's core and to its own h
+    assert cores["embed"].out_axons == 16 * 4  # q, k, v and x
+    assert cores["layer0.h"].out_axons == 0
+
+
+def test_keys_and_values_take_one_bit_per_channel_and_step():
+    assert cache_bytes(SHAPE, 32) == 2 * 32 * 16 * 4 // 8
+    # The OPT-125M shape at its full context: 12 layers x 2 x 2048 x 768 x 4 bits = 18 MiB.
+    big = random_shape(heads=12, head_dim=64, layers=12, ffn=3072, positions=2048)
+    assert cache_bytes(big, 2048) == 18 * 2**20
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 8), st.sampled_from([8, 16, 64]), st.integers(1, 3), st.integers(1, 3000), st.integers(1, 1024),
+    st.integers(1000, 200_000),
+)  # fmt: skip
+def test_every_neuron_and_synapse_is_placed_once(heads, head_dim, layers, ffn, context, memory):
+    shape = random_shape(heads=heads, head_dim=head_dim, layers=layers, ffn=ffn, positions=1024)
+    limits = Limits(core_bytes=memory)
+    cores = place(shape, context, limits)
+    for group in groups_of(shape, context):
+        mine = [core for core in cores if core.group == group.name]
+        assert sum(core.neurons for core in mine) == group.neurons
+        assert sum(core.synapses for core in mine) == group.neurons * group.fan_in
+        # A core is overfull only when a single neuron does not fit.
+        assert all(core.used_bytes <= memory or core.neurons == 1 for core in mine)
+        assert max(core.neurons for core in mine) - min(core.neurons for core in mine) <= 1
+    assert [core.number for core in cores] == list(range(len(cores)))
+    assert all(core.chip == core.number // limits.chip_cores for core in cores)
+
+
+def test_less_memory_never_needs_fewer_cores():
+    shape = random_shape(heads=4, head_dim=16, layers=2, ffn=256)
+    counts = [len(place(shape, 32, Limits(core_bytes=size))) for size in (200_000, 20_000, 5_000, 1_000)]
+    assert counts == sorted(counts) and counts[-1] > counts[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "rule"),
+    [
+        (Limits(core_bytes=20), "core_memory"),
+        (Limits(core_in_axons=8), "input_axons"),
+        (Limits(core_out_axons=2), "output_axons"),
+        (Limits(payload_bits=4), "residual_fits_payload"),
+    ],
+)
+def test_a_limit_that_binds_is_reported_with_its_source(limits, rule):
+    model = random_model(SHAPE)
+    result, _, violations = resource_map(model, 32, limits)
+    assert result["rules"][rule] and violations
+    assert result["rules"][rule][0]["source"] in SOURCES.values()
+    assert set(result["rules"]) == {rule.__name__ for rule in RULES}  # the others ran all the same
+
+
+def test_all_is_well_by_default():
+    _, _, violations = resource_map(random_model(SHAPE), 32)
+    assert violations == []
+
+
+def test_thresholds_and_sums_beyond_the_membrane_are_found():
+    model = random_model(SHAPE)
+    layer = model.layers[0]
+    huge = dataclasses.replace(layer.sites["o"], threshold=np.full(16, 2**23, np.int32))
+    loud = dataclasses.replace(layer.sites["q"], bias=np.full(16, 2**23 - 1, np.int32))
+    broken = dataclasses.replace(
+        model, layers=(dataclasses.replace(layer, sites={**layer.sites, "o": huge, "q": loud}),)
+    )
+    found = check_all(Design(broken, place(SHAPE, 32), Limits()))
+    assert found["membranes_hold_thresholds"][0].where == "layer 0 site o"
+    assert found["sums_cannot_saturate"][0].where == "layer 0 weight w_q"
+
+
+def test_every_limit_has_a_source():
+    assert set(SOURCES) == {field.name for field in dataclasses.fields(Limits)}
