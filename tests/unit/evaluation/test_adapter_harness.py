@@ -14,6 +14,7 @@ from lm_eval.api.instance import Instance  # noqa: E402
 
 from spikeopd.errors import InputError  # noqa: E402
 from spikeopd.evaluation.adapter import HarnessLM  # noqa: E402
+from spikeopd.evaluation.generation import generate  # noqa: E402
 from spikeopd.evaluation.scoring import Limits  # noqa: E402
 from spikeopd.evaluation.torch_model import TorchScorer  # noqa: E402
 from spikeopd.models.teacher import load_teacher, resolve  # noqa: E402
@@ -70,10 +71,9 @@ def test_log_likelihoods_are_those_of_hflm(model, tokenizer):
 
 def test_a_greedy_continuation_is_recognised(model, tokenizer):
     lm = HarnessLM(TorchScorer(model), tokenizer)
-    prompt = "A kettle is a pot for boiling"
-    (made,) = lm.generate_until([Instance("generate_until", {}, (prompt, {"until": [], "max_gen_toks": 4}), 0)])
-    greedy = tokenizer.encode(prompt + made)[len(tokenizer.encode(prompt)) :]
-    answers = lm._loglikelihood_tokens([(("", ""), tokenizer.encode(prompt), end) for end in (greedy, [5, 6, 7])])
+    prompt = tokenizer.encode("A kettle is a pot for boiling")
+    (greedy,) = generate(lm.scorer, [prompt], 4)
+    answers = lm._loglikelihood_tokens([(("", ""), prompt, end) for end in (greedy, [5, 6, 7])])
     assert [answer[1] for answer in answers] == [True, False]
 
 

@@ -77,6 +77,25 @@ def test_zeroshot_table(checkpoint, tmp_path, capsys, no_network):
     assert "only the first 1 questions" in out and "none of the paper's sizes" in out
 
 
+def test_a_bundle_is_scored_by_the_event_engine(checkpoint, student, tmp_path, capsys, no_network):
+    """Deployment accuracy: the same questions as the student, answered by the exported integers."""
+    pytest.importorskip("lm_eval")
+    from export.bundle_writer import BundleOptions, write_bundle
+    from export.quantize import lower
+
+    options = BundleOptions(tokenizer=checkpoint / "tokenizer.json", tokens={"bos": 2, "eos": 2, "pad": 1})
+    write_bundle(lower(student, "int8").model, tmp_path / "bundle", options)
+    data = write_items(tmp_path / "data")
+    code, out, _ = run(capsys, "zeroshot", tmp_path / "bundle", "--data-dir", data, "--tasks", "piqa,winogrande",
+                       "--json", "--output", tmp_path / "out")  # fmt: skip
+    assert code == 0
+    (result,) = json.loads(out)["runs"]
+    assert result["kind"] == "bundle" and result["engine"] == "event" and "model.nir" in result["files"]
+    assert result["tasks"]["piqa"]["questions"] == 2
+    code, _, err = run(capsys, "zeroshot", tmp_path / "bundle", "--data-dir", data, "--device", "cuda")
+    assert code == 2 and "a bundle runs on the CPU" in err
+
+
 def test_zeroshot_errors(checkpoint, tmp_path, capsys):
     data = write_items(tmp_path / "data", {"piqa": [{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}]})
     for words, expected in (
