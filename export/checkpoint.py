@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The folder with config.json: the path itself, or `checkpoint/` inside a run folder."""
+    """The folder with config.json: the path itself, or `final/` inside a run folder."""
     path = Path(path)
-    for folder in (path, path / "checkpoint"):
+    for folder in (path, path / "final"):
         if (folder / "config.json").is_file():
             return folder
     raise InputError(f"checkpoint {path}: no config.json here; give the folder that spikeopd-train wrote")

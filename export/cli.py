@@ -14,7 +14,7 @@ PROG = "spikeopd-export"
 EXAMPLES = """`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`.
 
 examples:
-  spikeopd-export runs/tiny/checkpoint --to nir --output runs/tiny/bundle
+  spikeopd-export runs/tiny --to nir --output runs/tiny/bundle
   spikeopd-export map runs/tiny/bundle --context 256"""
 MAP_EXAMPLES = """examples:
   spikeopd-export map runs/tiny/bundle

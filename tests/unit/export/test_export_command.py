@@ -22,7 +22,7 @@ TEXT = "A neuron that fires tells the next one what it knows; a silent one costs
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "checkpoint"
+    folder = tmp_path_factory.mktemp("run") / "final"
     small_student(vocab=1024).save_pretrained(folder)
     load_tokenizer("tiny").save(folder)
     (folder.parent / "text.txt").write_text(TEXT)
