@@ -161,7 +161,7 @@ def test_stage2_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
         found.append((dict(kept), values))
     for kept, values in found[1:]:
         assert worst(found[0][0], kept) <= 1e-6
-        assert values["loss"] == pytest.approx(found[0][1]["loss"], rel=1e-6)
+        assert values["loss"] == pytest.approx(found[0][1]["loss"], rel=1e-5)
         assert values["adj"] == found[0][1]["adj"]
 
 

@@ -1,0 +1,234 @@
+"""The studies of the paper: which runs, which columns, which printed values stand beside. Nothing is carried out here.
+
+A study is a list of rows; a row is a Stage-2 configuration (or a checkpoint that is only evaluated) repeated over
+seeds. The paper's values are percentages as printed; values that the paper only draws are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spikeopd.config import Config, load_config, with_overrides
+from spikeopd.errors import ConfigError
+
+Paper = Mapping[str, float | str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """overrides: of Stage 2; base: overrides of the study's configuration (another model has another Stage 1).
+
+    start: the Stage-1 student, `final` or `update-NNNNNN`. kind `stage1` is the Stage-1 run itself.
+    """
+
+    label: str
+    overrides: tuple[str, ...] = ()
+    kind: Literal["train", "evaluate", "stage1"] = "train"
+    start: str = "final"
+    base: tuple[str, ...] = ()
+    recipe: str | None = None
+    one_seed: bool = False
+    paper: Paper = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """key: a value of a result (studies.values); decimals: how it is printed."""
+
+    key: str
+    label: str
+    decimals: int = 2
+    better: Literal["low", "high", ""] = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    rows: Callable[[Config], list[Row]]
+    columns: tuple[Column, ...]
+    seeds: tuple[int, ...] = (0,)
+    figure: str = "bars"
+
+
+AVERAGE = Column("average", "Avg. %", 1, "high")
+PERPLEXITY = Column("perplexity", "PPL", 2, "low")
+SELF_KL = Column("self_kl", "KL self", 3, "low")
+TEACHER_KL = Column("teacher_kl", "KL corpus", 3, "low")
+ADJ, DIST4 = Column("adj", "Adj. %", 2, "low"), Column("dist4", "Dist.-4 %", 2, "high")
+RUN, RATE = Column("run", "Run", 3, "low"), Column("rate", "Rate", 4)
+QUALITY = (AVERAGE, PERPLEXITY, TEACHER_KL, SELF_KL, ADJ, DIST4)
+
+
+def method(label: str, name: str, *overrides: str, **rest) -> Row:
+    return Row(label, (f"stage2.method={name}", *overrides), **rest)
+
+
+KD = Row("KD", kind="evaluate", one_seed=True)
+
+
+def _stability(config: Config) -> list[Row]:
+    """Horizons as in the paper: Small-LR and SpikeOPD run twice as long as Vanilla and Clipped."""
+    double = f"stage2.updates={2 * config.stage2.updates}"
+    return [
+        method("Vanilla OPD", "vanilla_opd",
+               paper={"collapsed": "10/10", "onset": 168.5, "average": 34.8, "adj": 39.1, "dist4": 83.7}),
+        method("Small-LR", "small_lr_opd",
+               paper={"collapsed": "10/10", "onset": 527, "average": 34.8, "adj": 36.0, "dist4": 85.5}),
+        method("Clipped", "clipped_opd",
+               paper={"collapsed": "10/10", "onset": 327, "average": 34.5, "adj": 31.5, "dist4": 87.8}),
+        method("SpikeOPD", "spikeopd", double,
+               paper={"collapsed": "0/10", "average": 35.5, "adj": 0.1, "dist4": 99.2}),
+    ]  # fmt: skip
+
+
+def _controlled(config: Config) -> list[Row]:
+    def paper(average: float, adj: float, dist4: float, run: float) -> Paper:
+        return {"average": average, "adj": adj, "dist4": dist4, "run": run}
+
+    return [
+        Row("KD", kind="evaluate", one_seed=True, paper=paper(34.7, 0.16, 99.83, 1.0433)),
+        method("Continued SpAD", "continued_spad", paper=paper(34.5, 0.16, 99.77, 1.0457)),
+        method("SFT", "sft", paper=paper(32.1, 0.09, 7.28, 1.0275)),
+        method("Vanilla OPD", "vanilla_opd", paper=paper(32.3, 39.09, 83.67, 6.9041)),
+        method("EOPD", "eopd", paper=paper(34.6, 24.77, 87.21, 5.8413)),
+        method("Lightning OPD", "lightning_opd", paper=paper(34.2, 0.13, 99.23, 1.0513)),
+        method("OPRD", "oprd", paper=paper(34.0, 0.16, 99.72, 1.0836)),
+        method("SpikeOPD", "spikeopd", paper=paper(35.5, 0.11, 99.19, 1.0477)),
+        method("GKD", "gkd"),
+        method("Reverse KL", "reverse_kl"),
+    ]
+
+
+def _ablation(config: Config) -> list[Row]:
+    return [
+        method("SpikeOPD", "spikeopd", paper={"average": 35.5}),
+        method("w/o teacher KL", "spikeopd", "stage2.teacher_coef=0"),
+        method("w/o reference KL", "spikeopd", "stage2.ref_coef=0", paper={"average": 31.7}),
+        method("w/o spike loss", "spikeopd", "stage2.spike_coef=0"),
+    ]
+
+
+def stage1_marks(config: Config) -> list[tuple[int, str]]:
+    """(updates, folder) of the students after a quarter, half and all of Stage 1: the paper's 1k, 2k, 4k."""
+    updates = config.stage1.updates
+    quarter, half = max(1, updates // 4), max(1, updates // 2)
+    return [(quarter, f"update-{quarter:06d}"), (half, f"update-{half:06d}"), (updates, "final")]
+
+
+def _initialization(config: Config) -> list[Row]:
+    rows = []
+    for updates, start in stage1_marks(config):
+        rows.append(Row(f"{updates} updates, KD", kind="evaluate", start=start, one_seed=True))
+        rows.append(method(f"{updates} updates, SpikeOPD", "spikeopd", start=start))
+    return rows
+
+
+def _rollout_length(config: Config) -> list[Row]:
+    printed = {8: (34.9, 0.2, 99.0), 16: (35.3, 0.1, 99.3), 32: (35.5, 0.1, 99.2), 64: (35.2, 0.2, 99.1),
+               128: (34.8, 0.3, 98.8)}  # fmt: skip
+    room = (config.model.max_position_embeddings or 0) - config.stage2.prompt_length
+    return [
+        method(f"K = {k}", "spikeopd", f"stage2.max_completion_length={k}",
+               paper=dict(zip(("average", "adj", "dist4"), values, strict=True)))
+        for k, values in printed.items() if k <= room
+    ]  # fmt: skip
+
+
+def every(interval: int, layers: int) -> tuple[int, ...]:
+    """{dL, 2 dL, ...} up to the depth."""
+    return tuple(range(interval, layers + 1, interval))
+
+
+def _layers(config: Config) -> list[Row]:
+    printed = {1: (35.0, 0.2, 99.0, 0.176), 2: (35.3, 0.1, 99.3, 0.171), 3: (35.5, 0.1, 99.2, 0.173),
+               4: (35.2, 0.1, 99.1, 0.168), 6: (34.9, 0.2, 99.0, 0.164), 12: (34.6, 0.3, 98.8, 0.158)}  # fmt: skip
+    depth = config.model.num_hidden_layers or 0
+    rows = [
+        method(f"dL = {interval}", "spikeopd", f"stage2.spike_layers={list(every(interval, depth))}",
+               paper=dict(zip(("average", "adj", "dist4", "rate"), values, strict=True)))
+        for interval, values in printed.items() if interval <= depth
+    ]  # fmt: skip
+    return [*rows, method("none", "spikeopd", "stage2.spike_coef=0")]
+
+
+def _scale(config: Config) -> list[Row]:
+    """The paper's three sizes; for the tiny recipe three depths of it, since its teacher has one size."""
+    printed = {
+        "0.125B": ("opt-125m", {"average": 34.7, "rate": 0.17}, {"average": "35.5 ± 0.02", "rate": "0.17 ± 0.006"}),
+        "0.35B": ("opt-350m", {"average": 38.3, "rate": 0.18}, {"average": "40.0 ± 0.19", "rate": "0.17 ± 0.000"}),
+        "1.3B": ("opt-1.3b", {"average": 41.4, "rate": 0.18}, {"average": "44.3 ± 0.12", "rate": "0.19 ± 0.010"}),
+    }
+    rows = []
+    if config.model.preset == "tiny":
+        whole = config.model.num_hidden_layers or 1
+        depths = sorted({max(1, whole // 4), max(1, whole // 2), whole})
+        sizes = [(f"{n} layer{'s' if n > 1 else ''}", _depth(n), None, {}, {}) for n in depths]
+    else:
+        sizes = [(name, (), recipe, kd, ours) for name, (recipe, kd, ours) in printed.items()]
+    for name, base, recipe, kd, ours in sizes:
+        rows.append(Row(f"KD {name}", kind="evaluate", base=base, recipe=recipe, one_seed=True, paper=kd))
+        rows.append(method(f"SpikeOPD {name}", "spikeopd", base=base, recipe=recipe, paper=ours))
+    return rows
+
+
+def _depth(layers: int) -> tuple[str, ...]:
+    return (f"model.num_hidden_layers={layers}", f"stage2.spike_layers={list(every(1, layers))}")
+
+
+def _diagnostics(config: Config) -> list[Row]:
+    return [
+        Row("Offline-only", kind="evaluate", one_seed=True, paper={"hidden_gap": 0.102, "membrane_drift": 3.46}),
+        method("Vanilla OPD", "vanilla_opd", paper={"hidden_gap": 0.100, "membrane_drift": 3.30}),
+        method("SpikeOPD", "spikeopd", paper={"hidden_gap": 0.095, "membrane_drift": 2.67}),
+    ]
+
+
+def _stage1(config: Config) -> list[Row]:
+    """SpAD whole and with each of its five targets left out."""
+    parts = {"EA": "emb", "SAA": "attn", "SFA": "feat", "STA": "soft", "HTA": "hard"}
+    return [
+        Row("SpAD", kind="stage1", one_seed=True),
+        *(Row(f"w/o {name}", kind="stage1", one_seed=True, base=(f"stage1.lambda_{key}=0",))
+          for name, key in parts.items()),
+    ]  # fmt: skip
+
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        Study("stability", "Stability controls from one checkpoint (Tab. 1, Fig. 3)", _stability,
+              (Column("collapsed", "C/T"), Column("onset", "Onset", 1), AVERAGE,
+               Column("pre_onset_perplexity", "PPL pre-onset", 2, "low"), ADJ, DIST4,
+               Column("trace_adj", "Adj. train %"), Column("trace_dist4", "Dist.-4 train %")),
+              tuple(range(10)), "collapse"),
+        Study("controlled", "Post-training methods from one checkpoint (Tab. 3)", _controlled, (*QUALITY, RUN)),
+        Study("ablation", "Components of SpikeOPD (Fig. 5)", _ablation, QUALITY),
+        Study("initialization", "Stage-1 checkpoints of growing age (Fig. 6)", _initialization, QUALITY),
+        Study("rollout-length", "Rollout length K", _rollout_length, QUALITY),
+        Study("layers", "Layers of the spike loss", _layers, (*QUALITY, RATE)),
+        Study("scale", "Model sizes (Tab. 2)", _scale, (*QUALITY, RATE), (0, 1, 2)),
+        Study("diagnostics", "Paired-prefix diagnostics (Figs. 1-2)", _diagnostics,
+              (Column("mean_kappa_self", "KL self", 3, "low"), Column("mean_kappa_corp", "KL corpus", 3, "low"),
+               Column("last_prefix_gap", "gap at K", 3, "low"), Column("spike_drift_display", "D_spk x1e4", 2, "low"),
+               Column("hidden_gap", "G_H", 4, "low"), Column("membrane_drift", "D_U", 4, "low")),
+              (0,), "diagnostics"),
+        Study("stage1", "SpAD and its five targets (App. F)", _stage1,
+              (Column("start_perplexity", "PPL start"), PERPLEXITY, TEACHER_KL), (0,), "bars"),
+    )
+}  # fmt: skip
+
+
+def base_of(row: Row, config: Config, given: tuple[str, ...]) -> Config:
+    """The configuration a row starts from: the study's own, another recipe, or with other model sizes."""
+    if row.recipe is not None:
+        config = load_config(row.recipe, given)
+    return with_overrides(config, row.base) if row.base else config
+
+
+def find(name: str) -> Study:
+    if name not in STUDIES:
+        raise ConfigError(f"study '{name}' does not exist; give one of {', '.join(STUDIES)}")
+    return STUDIES[name]

@@ -1,0 +1,89 @@
+"""The figure of a study: bars of what was measured with the paper's values beside, or the collapse traces of Fig. 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spikeopd.diagnostics.report import draw as draw_diagnostics
+from spikeopd.diagnostics.report import pyplot, save
+from spikeopd.studies.definitions import Row, Study
+
+
+def bars(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """One panel per measured column; paper values, where printed as numbers, as diamonds on an axis of their own."""
+    columns = [column for column in study.columns if any(isinstance(row.get(column.key), dict) for row in values)]
+    plot = pyplot()
+    figure, axes = plot.subplots(
+        1, len(columns), figsize=(3.0 * len(columns) + 1, 0.32 * len(rows) + 1.8), layout="constrained", squeeze=False
+    )
+    places = np.arange(len(rows))[::-1]
+    for axis, column in zip(axes[0], columns, strict=True):
+        seen = [row.get(column.key) for row in values]
+        means = [value["mean"] if value else np.nan for value in seen]
+        spreads = [(value["sd"] or 0.0) if value else 0.0 for value in seen]
+        shown = axis.barh(places, means, xerr=spreads if any(spreads) else None, color="C0", height=0.62)
+        axis.bar_label(
+            shown, labels=[f"{m:.{column.decimals}f}" if m == m else "" for m in means], fontsize=7, padding=2
+        )
+        axis.margins(x=0.25)
+        arrow = {"low": " (lower is better)", "high": " (higher is better)", "": ""}[column.better]
+        axis.set_title(column.label + arrow, fontsize=9)
+        printed = [row.paper.get(column.key) for row in rows]
+        if any(isinstance(value, (int, float)) for value in printed):
+            twin = axis.twiny()
+            points = [(value, at) for value, at in zip(printed, places, strict=True) if isinstance(value, (int, float))]
+            twin.scatter(*zip(*points, strict=True), marker="D", color="C1", s=18, zorder=3)
+            twin.tick_params(axis="x", labelsize=7, colors="C1")
+            twin.set_xlabel("paper", fontsize=7, color="C1")
+        axis.set_yticks(places, [row.label for row in rows] if axis is axes[0][0] else [""] * len(rows), fontsize=8)
+    figure.suptitle(study.title, fontsize=10)
+    return save(figure, folder, "figure")
+
+
+def collapse(rows: Sequence[Row], results: Sequence[Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
+    """Adj and 1 - Dist-4 of the training rollouts by update: thin each seed, bold the 20-update mean of the first."""
+    plot = pyplot()
+    figure, axes = plot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for index, (row, runs) in enumerate(zip(rows, results, strict=True)):
+        for number, run in enumerate(runs):
+            trace = run.get("trace") or {}
+            if not any(value is not None for value in trace.get("adj", [])):
+                continue
+            updates = np.array(trace["update"])
+            for axis, curve in ((axes[0], np.array(trace["adj"])), (axes[1], 1 - np.array(trace["dist4"]))):
+                axis.plot(updates, curve, color=f"C{index}", linewidth=0.5, alpha=0.25)
+                if number == 0:
+                    axis.plot(updates, running_mean(curve, 20), color=f"C{index}", linewidth=1.8, label=row.label)
+    for axis, title, limit in ((axes[0], "adjacent repetition", 0.10), (axes[1], "1 - Dist-4", 0.05)):
+        axis.axhline(limit, color="0.5", linestyle=":", linewidth=1)
+        axis.set_title(title)
+        axis.set_xlabel("update")
+    axes[0].legend(fontsize=8)
+    return save(figure, folder, "figure")
+
+
+def running_mean(curve: np.ndarray, window: int) -> np.ndarray:
+    """Mean over the last `window` values, over fewer at the beginning."""
+    total = np.cumsum(np.concatenate(([0.0], curve)))
+    at = np.arange(1, len(curve) + 1)
+    low = np.maximum(at - window, 0)
+    return (total[at] - total[low]) / (at - low)
+
+
+def draw(
+    study: Study,
+    rows: Sequence[Row],
+    values: Sequence[Mapping[str, Any]],
+    results: Sequence[Sequence[Mapping[str, Any]]],
+    folder: Path,
+) -> list[Path]:
+    if study.figure == "collapse":
+        return collapse(rows, results, folder)
+    if study.figure == "diagnostics":
+        curves = {row.label: runs[0]["diagnostics_curves"] for row, runs in zip(rows, results, strict=True)}
+        return draw_diagnostics(curves, folder, "figure")
+    return bars(study, rows, values, folder)

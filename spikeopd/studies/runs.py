@@ -1,0 +1,219 @@
+"""Single runs of a study, named by content: studies that need the same run share it, a finished one is not repeated.
+
+A run's folder `POOL/<key>/` is a training run's folder plus `request.json` (what is asked) and `result.json` (written
+last: the run is finished). Each run is one process with one torch thread; killed at any time, it continues from its
+last checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import spikeopd
+from spikeopd import options
+from spikeopd.config import SECTIONS, Config, config_to_dict, with_overrides
+from spikeopd.errors import CheckFailed, InputError
+from spikeopd.files import sha256, write_json
+
+Kind = Literal["train", "evaluate"]
+Note = Callable[[str], None]
+RESULT = "result.json"
+EVALUATION_VERSION = 1  # raise it when `worker.evaluate` measures something else
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run with the evaluation of what it leaves, or only the evaluation of a given student."""
+
+    config: Config
+    kind: Kind = "train"
+    length: int = 32  # tokens of the continuations that are evaluated, whatever K the run trained with
+    benchmarks: str | None = None  # folder of zero-shot data, or None
+    limit: int | None = None
+
+    @property
+    def key(self) -> str:
+        return content_key(self)
+
+    def folder(self, pool: Path) -> Path:
+        return pool / self.key[:20]
+
+
+def content_key(run: Run) -> str:
+    """sha256 over everything that can change the result; files by their content, not by their path."""
+    table = options.option_table(SECTIONS)
+    stage = run.config.train.stage
+    unused = {"1": "stage2", "2": "stage1" if run.config.stage2.method != "continued_spad" else ""}.get(stage, "")
+    values: dict[str, Any] = {
+        f"{section}.{name}": value
+        for section, entries in config_to_dict(run.config).items()
+        for name, value in entries.items()
+        if not table[f"{section}.{name}"].harmless and section != unused
+    }
+    if start := values.get("stage2.model_name_or_path"):
+        values["stage2.model_name_or_path"] = student_hash(start)
+    values["teacher.teacher_model_name_or_path"] = teacher_hash(run.config.teacher.teacher_model_name_or_path)
+    for name in ("source", "prompt_source", "validation_source"):
+        if values[f"data.{name}"]:
+            values[f"data.{name}"] = source_hash(values[f"data.{name}"])
+    values |= {"kind": run.kind, "length": run.length if stage != "1" else None}
+    values |= {"version": [spikeopd.__version__, EVALUATION_VERSION]}
+    if run.benchmarks:
+        values |= {"benchmarks": str(Path(run.benchmarks).resolve()), "limit": run.limit}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def student_hash(path: str) -> str:
+    weights = Path(path) / "model.safetensors"
+    if not weights.is_file():
+        raise InputError(f"student {path}: no model.safetensors there; give the `final/` folder of a run")
+    return sha256(weights)
+
+
+@cache
+def teacher_hash(name: str) -> str:
+    from spikeopd.models.teacher import resolve
+
+    path = Path(resolve(name))
+    weights = path if path.is_file() else path / "model.safetensors"
+    return sha256(weights) if weights.is_file() else name
+
+
+@cache
+def source_hash(name: str) -> str:
+    from spikeopd.text import open_source
+
+    return open_source(name).fingerprint()
+
+
+# --- carrying out ----------------------------------------------------------------------------------------------------
+
+
+def read_result(run: Run, pool: Path) -> dict[str, Any] | None:
+    path = run.folder(pool) / RESULT
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InputError(f"{path}: damaged ({error}); remove it to evaluate the run again") from error
+
+
+def request(run: Run, pool: Path) -> Path:
+    """The run's folder with its request in it."""
+    folder = run.folder(pool)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        folder / "request.json",
+        {"kind": run.kind, "key": run.key, "config": config_to_dict(run.config), "length": run.length,
+         "benchmarks": run.benchmarks, "limit": run.limit},
+    )  # fmt: skip
+    return folder
+
+
+def execute(runs: Sequence[tuple[str, Run]], pool: Path, jobs: int, note: Note) -> list[dict[str, Any]]:
+    """Results in order. (label, run) pairs; at most `jobs` processes; the first failure stops the rest."""
+    waiting = {run.key: (label, run) for label, run in runs if read_result(run, pool) is None}
+    total = len({run.key for _, run in runs})
+    if waiting:
+        note(f"{total - len(waiting)} of {total} runs are finished; {len(waiting)} to do, {jobs} at a time")
+    with processes() as start, ThreadPoolExecutor(jobs) as executor:
+        futures: dict[Future[float], str] = {
+            executor.submit(start, request(run, pool)): label for label, run in waiting.values()
+        }
+        left = set(futures)
+        try:
+            while left:
+                finished, left = wait(left, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    note(f"{futures[future]}: {future.result():.0f} s ({len(futures) - len(left)} of {len(futures)})")
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+    results = []
+    for label, run in runs:
+        result = read_result(run, pool)
+        if result is None:
+            raise CheckFailed(f"{label}: {run.folder(pool)} has no {RESULT}")
+        results.append(result)
+    return results
+
+
+@contextmanager
+def processes() -> Iterator[Callable[[Path], float]]:
+    """Gives a function that carries out one requested run and returns its seconds; ends what is left at exit."""
+    running: set[subprocess.Popen[bytes]] = set()
+    guard = threading.Lock()
+    closed = False
+
+    def start(folder: Path) -> float:
+        began = time.monotonic()
+        with open(folder / "log.txt", "ab") as log:
+            with guard:
+                if closed:
+                    raise CheckFailed(f"{folder}: stopped before it began")
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "spikeopd.studies.worker", str(folder)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=one_thread(os.environ),
+                )  # fmt: skip
+                running.add(process)
+            code = process.wait()
+        with guard:
+            running.discard(process)
+        if code:
+            lines = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
+            raise CheckFailed(f"{folder}: the run failed ({lines[-1] if lines else f'exit {code}'}); see its log.txt")
+        return time.monotonic() - began
+
+    try:
+        yield start
+    finally:
+        with guard:
+            closed = True
+            for process in running:
+                process.terminate()
+
+
+def one_thread(environment: Mapping[str, str]) -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {**environment, **dict.fromkeys(names, "1"), "TOKENIZERS_PARALLELISM": "false"}
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def stage1_run(base: Config, overrides: Sequence[str] = ()) -> Run:
+    """Stage 1 of a study; students after a quarter and half of the updates are kept (the paper's 1k, 2k of 4k)."""
+    updates = with_overrides(base, [*overrides, *_STAGE1]).stage1.updates
+    kept = sorted({max(1, updates // 4), max(1, updates // 2)})
+    return Run(with_overrides(base, [*overrides, *_STAGE1, f"stage1.checkpoint_updates={kept}"]))
+
+
+def stage2_run(base: Config, start: Path | str, overrides: Sequence[str] = (), **rest: Any) -> Run:
+    """A method of Stage 2 from one student. Perplexity is taken eight times over the recipe's updates."""
+    every = max(1, base.stage2.updates // 8)
+    fixed = [
+        "train.stage=2", f"stage2.model_name_or_path={Path(start).resolve()}", "stage2.on_collapse=log",
+        f"train.eval_every={every}", f"train.save_every={every}", "train.keep_checkpoints=100000", "train.threads=1",
+        "train.log_every=1",
+    ]  # fmt: skip
+    # In one step: a recipe for both stages names no student to start from.
+    config = with_overrides(base, [*fixed, *overrides])
+    return Run(config, length=base.stage2.max_completion_length, **rest)
+
+
+_STAGE1 = ("train.stage=1", "stage2.model_name_or_path=null", "train.threads=1", "train.keep_checkpoints=1")

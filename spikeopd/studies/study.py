@@ -1,0 +1,241 @@
+"""Carry out a study: Stage 1 if no student is given, the missing single runs, then table, figure and raw JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spikeopd.config import Config, config_to_dict
+from spikeopd.errors import InputError
+from spikeopd.files import write_json, write_text
+from spikeopd.runlog import environment
+from spikeopd.studies import tables
+from spikeopd.studies.definitions import Row, Study, base_of
+from spikeopd.studies.runs import Note, Run, execute, read_result, stage1_run, stage2_run
+from spikeopd.studies.values import make_table, of_row
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for. teacher: of Stage 2 only; Stage 1 keeps the recipe's, so that studies share it."""
+
+    study: Study
+    config: Config
+    output: Path
+    seeds: tuple[int, ...]
+    jobs: int = 1
+    start: str | None = None
+    teacher: str | None = None
+    overrides: tuple[str, ...] = ()  # as given; rows with a recipe of their own apply them to it
+    benchmarks: str | None = None
+    limit: int | None = None
+
+    @property
+    def pool(self) -> Path:
+        return self.output / "runs"
+
+    @property
+    def folder(self) -> Path:
+        return self.output / (
+            self.study.name if self.teacher is None else f"{self.study.name}-{Path(self.teacher).name}"
+        )
+
+
+def rows_of(request: Request) -> list[Row]:
+    return request.study.rows(request.config)
+
+
+def stage1_of(request: Request, row: Row) -> Run:
+    return stage1_run(base_of(row, request.config, request.overrides))
+
+
+def student_of(request: Request, row: Row) -> Path:
+    """Where a row starts. Needs Stage 1 to be finished, or `start`."""
+    if request.start is not None:
+        given = Path(request.start)
+        found = given if row.start == "final" else given.parent / row.start
+        if not (found / "model.safetensors").is_file():
+            raise InputError(
+                f"--start {request.start}: this study also needs the student {found}; keep it with "
+                "stage1.checkpoint_updates, or leave --start out and let the study run Stage 1"
+            )
+        return found
+    return stage1_of(request, row).folder(request.pool) / "stage1" / row.start
+
+
+def runs_of(request: Request, row: Row) -> list[Run]:
+    """One run for each seed (one for all seeds if the row does not depend on it)."""
+    if row.kind == "stage1":
+        return [stage1_of(request, row)]
+    base = base_of(row, request.config, request.overrides)
+    teacher = (f"teacher.teacher_model_name_or_path={request.teacher}",) if request.teacher else ()
+    seeds = request.seeds[:1] if row.one_seed else request.seeds
+    kind: Any = {"kind": "evaluate"} if row.kind == "evaluate" else {}
+    if row.kind == "evaluate":
+        seeds = (0,)  # an evaluation has no seed; one key for all studies
+    return [
+        stage2_run(
+            base, student_of(request, row), (*row.overrides, *teacher, f"train.seed={seed}"),
+            benchmarks=request.benchmarks, limit=request.limit, **kind,
+        )
+        for seed in seeds
+    ]  # fmt: skip
+
+
+def needed_stage1(request: Request) -> list[tuple[str, Run]]:
+    if request.start is not None:
+        return []
+    found: dict[str, tuple[str, Run]] = {}
+    for row in rows_of(request):
+        if row.kind != "stage1":
+            run = stage1_of(request, row)
+            found.setdefault(run.key, ("Stage 1", run))
+    return list(found.values())
+
+
+def plan(request: Request) -> list[dict[str, Any]]:
+    """What would be done: one entry per single run. Runs that wait for Stage 1 have no key yet."""
+    entries = [_entry(request, label, run) for label, run in needed_stage1(request)]
+    blocked = any(not entry["finished"] for entry in entries)
+    for row in rows_of(request):
+        if blocked and row.kind != "stage1":
+            count = 1 if row.one_seed else len(request.seeds)
+            entries.append({"run": row.label, "runs": count, "finished": False, "waits_for": "Stage 1"})
+        else:
+            entries += [_entry(request, _label(request, row, index), run)
+                        for index, run in enumerate(runs_of(request, row))]  # fmt: skip
+    return entries
+
+
+def _entry(request: Request, label: str, run: Run) -> dict[str, Any]:
+    return {"run": label, "key": run.key[:20], "finished": read_result(run, request.pool) is not None}
+
+
+def _label(request: Request, row: Row, index: int) -> str:
+    return row.label if row.one_seed else f"{row.label}, seed {request.seeds[index]}"
+
+
+def carry_out(request: Request, note: Note) -> dict[str, Any]:
+    """The whole study; returns what is written to result.json."""
+    execute(needed_stage1(request), request.pool, request.jobs, note)
+    rows = rows_of(request)
+    runs = [runs_of(request, row) for row in rows]
+    flat = [
+        (_label(request, row, index), run)
+        for row, group in zip(rows, runs, strict=True)
+        for index, run in enumerate(group)
+    ]
+    found = iter(execute(flat, request.pool, request.jobs, note))
+    results = [[next(found) for _ in group] for group in runs]
+    if request.study.figure == "diagnostics":
+        diagnose(request, rows, runs, results, note)
+    return write(request, rows, runs, results)
+
+
+def diagnose(
+    request: Request,
+    rows: Sequence[Row],
+    runs: Sequence[Sequence[Run]],
+    results: list[list[dict[str, Any]]],
+    note: Note,
+) -> None:
+    """Replay one bank, generated by the first row's student, through the first seed's student of every row."""
+    from transformers.utils import logging
+
+    from spikeopd.diagnostics import dynamics, report
+    from spikeopd.diagnostics.prefixes import generate_bank, load_bank, save_bank
+    from spikeopd.methods.setup import build, load_student, make_accelerator
+
+    logging.disable_progress_bar()
+    config = runs[0][0].config
+    setup = build(config, make_accelerator(config.train))
+    path, options = request.folder / "bank.npz", config.stage2
+    students = {row.label: load_student(group[0]["student"], config).eval()
+                for row, group in zip(rows, results, strict=True)}  # fmt: skip
+    first = next(iter(students.values()))
+    bank = generate_bank(
+        first, setup.validation, prompts=256, prompt_length=options.prompt_length,
+        length=options.max_completion_length, temperature=options.temperature,
+    )  # fmt: skip
+    # A stored bank of the same origin is replayed as it is.
+    bank = (
+        load_bank(path) if path.is_file() and load_bank(path).about == bank.about else load_bank(save_bank(bank, path))
+    )
+    values = report.compare({name: dynamics.replay(student, setup.teacher, bank) for name, student in students.items()})
+    note("diagnostics: replayed the bank through " + ", ".join(students))
+    for group, (_, row) in zip(results, values.items(), strict=True):
+        numbers = {key: value for key, value in row.items() if isinstance(value, float)}
+        group[0]["diagnostics"] = numbers | {"spike_drift_display": row["mean_spike_drift"] * dynamics.DISPLAY}
+        group[0]["diagnostics_curves"] = row
+        del group[1:]
+
+
+def write(
+    request: Request, rows: Sequence[Row], runs: Sequence[Sequence[Run]], results: Sequence[Sequence[dict[str, Any]]]
+) -> dict[str, Any]:
+    """table.txt, table.csv, table.tex, table.md, figure.png, figure.svg and result.json in the study's folder."""
+    from spikeopd.studies import figures
+
+    values = [of_row(group) for group in results]
+    table = make_table(request.study, rows, values, notes(request))
+    folder = request.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.txt", tables.text(table) + "\n")
+    write_text(folder / "table.csv", tables.comma_separated(table))
+    write_text(folder / "table.tex", tables.latex(table))
+    write_text(folder / "table.md", tables.markdown(table) + "\n")
+    drawn = figures.draw(request.study, rows, values, results, folder)
+    whole = {
+        "schema_version": 1,
+        "study": request.study.name,
+        "title": request.study.title,
+        "seeds": list(request.seeds),
+        "teacher_of_stage2": request.teacher or request.config.teacher.teacher_model_name_or_path,
+        "start": request.start,
+        "config": config_to_dict(request.config),
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform(), "threads_per_run": 1},
+        "environment": environment(device="cpu", seeds={}),
+        "run_seconds": round(sum(result["seconds"] for group in results for result in group), 1),
+        "rows": [
+            {
+                "label": row.label,
+                "values": value,
+                "paper": dict(row.paper),
+                "runs": [{"folder": run.key[:20], **result} for run, result in zip(group, found, strict=False)],
+            }
+            for row, value, group, found in zip(rows, values, runs, results, strict=True)
+        ],
+        "files": sorted({"table.txt", "table.csv", "table.tex", "table.md", *(path.name for path in drawn)}),
+    }
+    write_json(folder / "result.json", json.loads(json.dumps(whole)))
+    return whole | {"text": tables.text(table)}
+
+
+def notes(request: Request) -> list[str]:
+    said = []
+    if request.config.model.preset == "tiny":
+        said.append(
+            "a tiny model on a small corpus; the paper's values are of OPT-125M to 1.3B: compare directions only"
+        )
+    if request.teacher == "tiny-rule":
+        said.append("stress test: the teacher was constructed to fall into runs of one token (docs/studies.md)")
+    if not request.benchmarks:
+        said.append("no zero-shot average: give --benchmarks DIR; quality is perplexity on validation text")
+    elif request.limit:
+        said.append(f"zero-shot accuracy over the first {request.limit} questions of each task only")
+    return said
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,170 @@
+"""One run of a study in its own process, `python -m spikeopd.studies.worker FOLDER`: train, evaluate, write result."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from spikeopd.config import Config, config_from_dict
+from spikeopd.errors import run_command
+from spikeopd.files import write_json
+from spikeopd.studies.runs import RESULT
+
+PROMPTS = 256  # of the rollout statistics: the paper's diagnostic prompt count
+ROWS = 64
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_command("spikeopd-study worker", _main, argv)
+
+
+def _main(argv: Any) -> int:
+    folder = Path((sys.argv[1:] if argv is None else argv)[0])
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be at this very run: wait, then find it finished
+        if not (folder / RESULT).is_file():
+            work(folder)
+    return 0
+
+
+def work(folder: Path) -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    asked = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    config = config_from_dict(asked["config"], str(folder / "request.json"))
+    began = time.monotonic()
+    summary: dict[str, Any] = {}
+    if asked["kind"] == "train":
+        from spikeopd.training import train
+
+        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True) or {}
+    trained = time.monotonic() - began
+    student = final_student(config, folder, asked["kind"])
+    result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1), "student": str(student)}
+    result |= summary.get("stage1", {}) if config.train.stage == "1" else summary.get("stage2", {})
+    if config.train.stage != "1":
+        result["evaluation"] = evaluate(config, student, asked["length"])
+    if config.train.stage != "1" and asked["kind"] == "train":
+        result["trace"] = trace(folder)
+        result["pre_onset"] = pre_onset(folder, result)
+    if asked["benchmarks"]:
+        result["zeroshot"] = zeroshot(result, student, folder, asked)
+    shutil.rmtree(folder / "stage2" / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / "stage2" / "buffer", ignore_errors=True)
+    result["seconds"] = round(time.monotonic() - began, 1)
+    write_json(folder / RESULT, result)
+
+
+def final_student(config: Config, folder: Path, kind: str) -> Path:
+    if kind == "evaluate":
+        assert config.stage2.model_name_or_path is not None
+        return Path(config.stage2.model_name_or_path)
+    return folder / "stage1" / "final" if config.train.stage == "1" else folder / "final"
+
+
+def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
+    """Perplexity, KL to the teacher on corpus and own prefixes, rollout statistics and firing rate.
+
+    Always on the same validation windows and prompts and with the same random numbers, for every method and seed.
+    """
+    import torch
+
+    from spikeopd.data import batch
+    from spikeopd.diagnostics.rollouts import rollout_statistics
+    from spikeopd.methods.opd import policy
+    from spikeopd.methods.setup import build, load_student, make_accelerator, validate
+    from spikeopd.models.teacher import output_table, run_teacher
+    from spikeopd.rollout import layer_neurons, uniforms
+
+    setup = build(config, make_accelerator(config.train))
+    objective = policy(setup, load_student(str(student), config)).to(setup.device).eval()
+    options, shape = config.stage2, objective.student.config
+    found = validate(setup, objective, min(config.data.sequence_length, shape.max_position_embeddings))
+    prompts = torch.from_numpy(
+        batch(setup.validation, batch_size=PROMPTS, length=options.prompt_length, seed=0, step=0)
+    ).to(setup.device)
+    layers = tuple(range(shape.num_hidden_layers))
+    total, spikes, tokens = 0.0, torch.zeros(len(layers), dtype=torch.float64), []
+    with torch.no_grad():
+        for rows, uniform in zip(prompts.split(ROWS), uniforms(0, 0, PROMPTS, k).split(ROWS), strict=True):
+            sampled = objective.rollout(rows, uniform, options.temperature, layers, "all")
+            teacher = run_teacher(setup.teacher, sampled.sequences[:, :-1], internals=False).features[:, -k:]
+            total += objective.teacher_kl(sampled.sequences, teacher, output_table(setup.teacher)).item()
+            spikes += sampled.spikes.double().cpu()
+            tokens.append(sampled.sequences[:, -k:].cpu())
+    slots = PROMPTS * k * shape.num_steps * layer_neurons(shape, "all")
+    found |= {"self_kl": total / (PROMPTS * k), "rate": spikes.mean().item() / slots}
+    return found | rollout_statistics(torch.cat(tokens).numpy())
+
+
+def trace(folder: Path) -> dict[str, list[Any]]:
+    """Adj and Dist-4 of the training rollouts by update (Fig. 3), and perplexity where it was taken."""
+    from spikeopd.runlog import read_metrics
+
+    lines = [line for line in read_metrics(folder) if line["stage"] == "stage2"]
+    names = ("update", "stage2/adj", "stage2/dist4", "stage2/perplexity", "stage2/rate")
+    return {name.removeprefix("stage2/"): [line.get(name) for line in lines] for name in names}
+
+
+def pre_onset(folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
+    """The last evaluation before the collapse showed, with its student; None when nothing collapsed.
+
+    The detector sees a window's mean, so a collapse is dated to the end of its first window (Tab. 1: first update at
+    which the means exceed the limits).
+    """
+    onset = result.get("onset")
+    if onset is None:
+        return None
+    pairs = zip(result["trace"]["update"], result["trace"]["perplexity"], strict=True)
+    before = [(update, value) for update, value in pairs if value is not None and update < onset]
+    update, perplexity = before[-1] if before else (0, result["start"]["perplexity"])
+    return {"update": update, "perplexity": perplexity}
+
+
+def zeroshot(result: dict[str, Any], student: Path, folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Eight-task accuracies in percent: of the last student before the onset, else of the final one."""
+    from spikeopd.evaluation import zeroshot as harness
+    from spikeopd.evaluation.models import offline, open_model
+    from spikeopd.evaluation.scoring import Limits
+    from spikeopd.evaluation.tasks import choose
+
+    chosen = student
+    if (before := result.get("pre_onset")) is not None:
+        chosen = student_at(folder, student, before["update"])
+    offline()
+    found = harness.evaluate(
+        open_model(str(chosen)), choose(None), data_dir=Path(asked["benchmarks"]), limit=asked["limit"], limits=Limits()
+    )
+    whole = harness.aggregate([found], "acc")
+    tasks = {name: 100 * task["mean"] for name, task in whole["tasks"].items()}
+    return {"student": str(chosen), "limit": asked["limit"], "tasks": tasks, "average": 100 * whole["average"]["mean"]}
+
+
+def student_at(folder: Path, final: Path, update: int) -> Path:
+    """The student of a stored checkpoint as a folder of its own; update 0 is where the run started."""
+    if update == 0:
+        return Path(json.loads((folder / "request.json").read_text())["config"]["stage2"]["model_name_or_path"])
+    from safetensors.torch import load_file
+
+    from spikeopd.files import new_directory
+    from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+
+    weights = load_file(folder / "stage2" / "checkpoints" / f"update-{update:06d}" / "objective.safetensors")
+    student = BiSpikCLMForCausalLM.from_pretrained(final)
+    student.load_state_dict({k.removeprefix("student."): v for k, v in weights.items() if k.startswith("student.")})
+    with new_directory(folder / "pre_onset") as target:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if (final / name).is_file():
+                shutil.copy(final / name, target / name)
+        student.save_pretrained(target)
+    return folder / "pre_onset"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""Studies: content keys, sharing, resuming, aggregation by hand, tables and figures."""
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from training_setup import SMALL, small_setup
+
+from spikeopd.config import load_config
+from spikeopd.errors import CheckFailed, ConfigError, InputError
+from spikeopd.methods import opd, spad
+from spikeopd.studies import figures, runs, tables, values, worker
+from spikeopd.studies import study as studying
+from spikeopd.studies.cli import main, seeds
+from spikeopd.studies.definitions import STUDIES, Column, Row, every, find, stage1_marks
+from spikeopd.studies.runs import Run, content_key, stage1_run, stage2_run
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A small configuration with teacher, student and text as files."""
+    folder = tmp_path_factory.mktemp("world")
+    setup = small_setup()
+    setup.teacher.save_pretrained(folder / "teacher")
+    student = spad.initial_student(setup)
+    for name in ("student", "copy"):
+        student.save_pretrained(folder / name)
+        setup.tokenizer.save(folder / name)
+    (folder / "text.txt").write_text("A study compares methods under matched seeds.\n" * 120)
+    overrides = (
+        *SMALL, "stage1.updates=4", "stage2.updates=2", f"teacher.teacher_model_name_or_path={folder / 'teacher'}",
+        f"data.source=text:{folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", "model.init=random",
+    )  # fmt: skip
+    return folder, overrides, load_config("tiny", overrides)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Carry runs out in this process, and count them."""
+    done = []
+
+    class Inline:
+        def __enter__(self):
+            def start(folder):
+                done.append(folder.name)
+                worker.main([str(folder)])
+                return 0.0
+
+            return start
+
+        def __exit__(self, *_):
+            return False
+
+    monkeypatch.setattr(runs, "processes", Inline)
+    monkeypatch.setattr(worker, "PROMPTS", 4)
+    return done
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_follows_content_not_paths_or_harmless_options(world):
+    folder, _, config = world
+    one = stage2_run(config, folder / "student")
+    assert one.key == stage2_run(config, folder / "copy").key
+    assert one.key == stage2_run(config, folder / "student", ["train.save_every=1", "train.keep_checkpoints=1"]).key
+    assert one.key == stage2_run(config, folder / "student", ["stage1.learning_rate=0.9"]).key
+    others = [
+        stage2_run(config, folder / "student", [change]).key
+        for change in ("train.seed=1", "stage2.method=vanilla_opd", "stage2.learning_rate=0.5", "stage2.updates=3")
+    ]
+    evaluation = stage2_run(config, folder / "student", kind="evaluate").key
+    teacher = stage2_run(config, folder / "student", ["teacher.teacher_model_name_or_path=tiny"]).key
+    assert len({one.key, evaluation, teacher, *others}) == 7
+    stage1 = stage1_run(config)
+    assert (
+        stage1.key == stage1_run(config, ["stage2.learning_rate=0.5"]).key != stage1_run(config, ["train.seed=4"]).key
+    )
+    spad_run = stage2_run(config, folder / "student", ["stage2.method=continued_spad"])
+    changed = stage2_run(config, folder / "student", ["stage2.method=continued_spad", "stage1.lambda_soft=0.9"])
+    assert spad_run.key != changed.key, "Continued SpAD reads Stage 1's weights"
+
+
+def test_another_student_is_another_run(world, tmp_path):
+    folder, _, config = world
+    weights = bytearray((folder / "student" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(bytes(weights))
+    assert stage2_run(config, tmp_path).key != stage2_run(config, folder / "student").key
+    with pytest.raises(InputError, match=r"no model\.safetensors"):
+        content_key(stage2_run(config, tmp_path / "nothing"))
+
+
+# --- carrying out ----------------------------------------------------------------------------------------------------
+
+
+def ask(world, output, name, *, start=True, seeds=(0,)):
+    folder, overrides, config = world
+    return studying.Request(
+        find(name), config, output, seeds, start=str(folder / "student") if start else None, overrides=overrides
+    )
+
+
+def test_studies_share_finished_runs_and_repeat_none(world, tmp_path, here):
+    first = studying.carry_out(ask(world, tmp_path, "diagnostics", start=False), lambda line: None)
+    assert len(here) == 4, "Stage 1, the checkpoint, Vanilla, SpikeOPD"
+    assert [row["label"] for row in first["rows"]] == ["Offline-only", "Vanilla OPD", "SpikeOPD"]
+    assert all(math.isfinite(row["values"]["membrane_drift"]["mean"]) for row in first["rows"])
+    written = {path.name for path in (tmp_path / "diagnostics").iterdir()}
+    assert {"table.txt", "table.csv", "table.tex", "figure.png", "figure.svg", "result.json", "bank.npz"} <= written
+    assert "2.67" in (tmp_path / "diagnostics" / "table.txt").read_text()
+    bank = (tmp_path / "diagnostics" / "bank.npz").read_bytes()
+    again = studying.carry_out(ask(world, tmp_path, "diagnostics", start=False), lambda line: None)
+    assert len(here) == 4 and (tmp_path / "diagnostics" / "bank.npz").read_bytes() == bank
+    assert again["text"] == first["text"]
+    ablation = ask(world, tmp_path, "ablation", start=False)
+    assert [entry["finished"] for entry in studying.plan(ablation)] == [True, True, False, False, False]
+
+
+def test_a_killed_run_continues_to_the_same_result(world, tmp_path, here, monkeypatch):
+    folder, _, config = world
+    run = stage2_run(config, folder / "student", ["stage2.updates=4", "train.eval_every=1"])
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    (expected,) = runs.execute([("whole", run)], whole, 1, lambda line: None)
+
+    class Killed(BaseException):
+        pass
+
+    original = opd.update_step
+
+    def dying(*arguments):
+        if arguments[-1] == 2:
+            raise Killed
+        return original(*arguments)
+
+    monkeypatch.setattr(opd, "update_step", dying)
+    with pytest.raises(Killed):
+        runs.execute([("broken", run)], broken, 1, lambda line: None)
+    assert runs.read_result(run, broken) is None
+    monkeypatch.setattr(opd, "update_step", original)
+    (found,) = runs.execute([("broken", run)], broken, 1, lambda line: None)
+    assert found["evaluation"] == expected["evaluation"] and found["trace"] == expected["trace"]
+    assert not (run.folder(broken) / "stage2" / "checkpoints").exists()
+
+
+def test_a_failing_run_is_reported_with_its_last_line(world, tmp_path):
+    """A real process: the student it asks for has another vocabulary."""
+    _, _, config = world
+    folder = tmp_path / "runs" / "x"
+    folder.mkdir(parents=True)
+    (folder / "request.json").write_text(json.dumps({"kind": "train", "config": {"model": {"preset": "none"}}}))
+    with runs.processes() as start, pytest.raises(CheckFailed, match="the run failed .*preset"):
+        start(folder)
+
+
+def test_one_thread_for_every_run():
+    assert runs.one_thread({"PATH": "x", "OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "1"
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def result(onset, perplexity, adj, trace=None, before=None):
+    return {"onset": onset, "evaluation": {"perplexity": perplexity, "adj": adj, "dist4": 0.9, "self_kl": 1.0},
+            "start": {"perplexity": 99.0}, "trace": {"adj": trace or [], "dist4": []}, "pre_onset": before}  # fmt: skip
+
+
+def test_a_row_by_hand():
+    row = values.of_row([
+        result(30, 10.0, 0.4, [0.0] * 5 + [0.2] * 20, {"update": 24, "perplexity": 8.0}),
+        result(None, 12.0, 0.2),
+        result(50, 14.0, 0.0, before={"update": 48, "perplexity": 9.0}),
+    ])  # fmt: skip
+    assert row["collapsed"] == [2, 3]
+    assert row["onset"] == {"mean": 40.0, "sd": pytest.approx(200**0.5), "n": 2}, "over the collapsed runs only"
+    assert row["adj"]["mean"] == pytest.approx(20.0) and row["adj"]["sd"] == pytest.approx(20.0), "percent, sample sd"
+    assert row["pre_onset_perplexity"]["mean"] == pytest.approx((8 + 12 + 9) / 3)
+    assert row["trace_adj"] == {"mean": pytest.approx(20.0), "sd": None, "n": 1}, "last 20 updates"
+    assert values.cell(row, Column("collapsed", "C/T")) == "2/3"
+    assert values.cell(row, Column("perplexity", "PPL", 1)) == "12.0 ± 2.0"
+    assert values.cell(row, Column("average", "Avg.")) == "-"
+
+
+def test_last_evaluation_before_the_onset(tmp_path):
+    trace = {"update": [1, 2, 3, 4], "perplexity": [None, 7.0, None, 9.0]}
+    assert worker.pre_onset(tmp_path, {"onset": None}) is None
+    assert worker.pre_onset(tmp_path, {"onset": 4, "trace": trace}) == {"update": 2, "perplexity": 7.0}
+    start = {"onset": 2, "trace": trace, "start": {"perplexity": 6.5}}
+    assert worker.pre_onset(tmp_path, start) == {"update": 0, "perplexity": 6.5}
+
+
+def test_running_mean():
+    assert figures.running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
+
+
+def example_table():
+    study = STUDIES["layers"]
+    rows = [Row("dL = 1 & 2_x", paper={"average": 35.0, "rate": "0.17 ± 0.006"}), Row("none")]
+    measured = [values.of_row([result(None, 5.0, 0.01)]), values.of_row([result(None, 6.0, 0.02)])]
+    return study, rows, measured, values.make_table(study, rows, measured, ["small"])
+
+
+def test_tables_in_three_notations():
+    _, _, _, table = example_table()
+    assert table.head == ("", "PPL", "KL self", "Adj. %", "Dist.-4 %", "paper Avg. %", "paper Rate")
+    read = list(csv.reader(io.StringIO(tables.comma_separated(table))))
+    assert read[1] == ["dL = 1 & 2_x", "5.00", "1.000", "1.00", "90.00", "35.0", "0.17 ± 0.006"]
+    assert read[2][-2:] == ["-", "-"]
+    written = tables.latex(table)
+    assert r"dL = 1 \& 2\_x & 5.00" in written and r"0.17 $\pm$ 0.006" in written and r"Adj. \%" in written
+    assert written.count(r"\\") == 3 and "lrrrr|rr" in written
+    shown = tables.text(table).splitlines()
+    assert len({len(line) for line in shown[2:3] + shown[4:6]}) == 1 and shown[-1] == "note: small"
+
+
+def test_figures_are_drawn_twice_alike(tmp_path):
+    study, rows, measured, _ = example_table()
+    files = [figures.bars(study, rows, measured, tmp_path / name) for name in ("a", "b")]
+    assert [path.suffix for path in files[0]] == [".png", ".svg"]
+    assert files[0][1].read_bytes() == files[1][1].read_bytes()
+    runs_of_rows = [[{"trace": {"update": [1, 2], "adj": [0.1, 0.2], "dist4": [1.0, 0.9]}}], [{"trace": None}]]
+    assert all(path.stat().st_size > 1000 for path in figures.collapse(rows, runs_of_rows, tmp_path / "c"))
+
+
+# --- definitions and command -----------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_papers():
+    config = load_config("opt-125m")
+    labels = {name: [row.label for row in study.rows(config)] for name, study in STUDIES.items()}
+    assert labels["stability"] == ["Vanilla OPD", "Small-LR", "Clipped", "SpikeOPD"]
+    assert labels["rollout-length"] == ["K = 8", "K = 16", "K = 32", "K = 64", "K = 128"]
+    assert labels["layers"] == ["dL = 1", "dL = 2", "dL = 3", "dL = 4", "dL = 6", "dL = 12", "none"]
+    assert every(3, 12) == (3, 6, 9, 12) and every(12, 12) == (12,)
+    assert [updates for updates, _ in stage1_marks(config)] == [1000, 2000, 4000]
+    assert STUDIES["stability"].seeds == tuple(range(10)) and STUDIES["scale"].seeds == (0, 1, 2)
+    spikeopd = STUDIES["stability"].rows(config)[-1]
+    assert "stage2.updates=1000" in spikeopd.overrides
+
+
+def test_rows_of_every_study_are_valid_configurations(world):
+    folder, _, _ = world
+    for study in STUDIES.values():
+        config = load_config("tiny")
+        for row in study.rows(config):
+            if row.kind != "stage1":
+                made = stage2_run(studying.base_of(row, config, ()), folder / "student", row.overrides)
+                assert isinstance(made, Run)
+
+
+def test_seeds():
+    assert seeds(["0", "3-5"]) == (0, 3, 4, 5)
+    for wrong in (["x"], ["5-3"], ["1", "0-2"], ["-1"]):
+        with pytest.raises(ConfigError):
+            seeds(wrong)
+
+
+def test_command_plans_lists_and_refuses(world, tmp_path, capsys):
+    folder, overrides, _ = world
+    words = ["controlled", "--output", str(tmp_path), "--start", str(folder / "student"), "--dry-run", *overrides]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("to do") == 10 and "Lightning OPD" in shown
+    assert main(["--list"]) == 0 and "rollout-length" in capsys.readouterr().out
+    assert main(["nothing"]) == 2 and "does not exist" in capsys.readouterr().err
+    assert main(["stability", "--jobs", "0"]) == 2
+    assert main(["initialization", "--output", str(tmp_path), "--start", str(folder / "student"), "--dry-run"]) == 2
+    assert "also needs the student" in capsys.readouterr().err
+
+
+def test_help_is_quick_and_ends_with_examples():
+    code = "import sys; from spikeopd.studies.cli import main; main(['--help'])"
+    check = "\nassert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"import sys\ntry:\n    {code[12:]}\nexcept SystemExit: pass{check}"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert "spikeopd-study diagnostics --config tiny" in done.stdout
