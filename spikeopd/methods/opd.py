@@ -280,11 +280,13 @@ def monitored(spike_layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(layer - 1 for layer in spike_layers)
 
 
-def continuation_statistics(setup: Setup, parts: list[Visited]) -> dict[str, float]:
-    """Adj, Dist-4, Run and repeated 4-grams of this update's rollouts, over all processes."""
+def continuation_statistics(setup: Setup, parts: list[Visited]) -> dict[str, Any]:
+    """Adj, Dist-4, Run and repeated 4-grams of this update's rollouts, over all processes; samples if asked for."""
     k = setup.config.stage2.max_completion_length
-    tokens = setup.accelerator.gather(torch.cat([part.sequences[:, -k:] for part in parts]))
-    return rollout_statistics(tokens.cpu().numpy())
+    tokens = setup.accelerator.gather(torch.cat([part.sequences[:, -k:] for part in parts])).cpu()
+    wanted = setup.config.stage2.log_samples
+    samples = {"samples": [setup.tokenizer.decode(row) for row in tokens[:wanted].tolist()]} if wanted else {}
+    return rollout_statistics(tokens.numpy()) | samples
 
 
 @torch.no_grad()

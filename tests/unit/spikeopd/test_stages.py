@@ -203,6 +203,12 @@ def test_run_leaves_a_plain_student_and_frozen_models_alone(tmp_path):
     assert first["final"]["perplexity"] != first["start"]["perplexity"] and second["updates"] == 4
 
 
+def test_completions_are_logged_on_request(tmp_path):
+    run_both(tmp_path, small_setup("stage2.log_samples=2", "stage1.updates=1", "stage2.updates=1"))
+    samples = read_metrics(tmp_path / "metrics.jsonl")[-1]["stage2/samples"]
+    assert len(samples) == 2 and all(isinstance(text, str) and text for text in samples)
+
+
 def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_both(whole, small_setup())
