@@ -5,6 +5,7 @@ Rows are padded on the left, so the outputs wanted are always the last ones and 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from spikeopd.evaluation.scoring import Group, Item, Scored
 
 LENGTH_FIELDS = ("n_positions", "max_position_embeddings", "n_ctx")  # where configurations keep their context length
 DEFAULT_LENGTH = 2048
+PADDED_SHARE = 0.8  # a row shorter than this share of the longest begins a new pass …
+SMALLEST_PASS = 128  # … if the present one has so many tokens
 
 
 class TorchScorer:
@@ -62,18 +65,18 @@ class TorchScorer:
         prefixes = _Rows(self, [group.prefix for group in groups])
         first = prefixes.forward(1)  # what the shared beginning itself predicts
         rest = [item.inputs[groups[row].shared :] for row, item in members]
-        longer = [index for index, tokens in enumerate(rest) if tokens]
-        following: dict[int, Tensor] = {}
-        if longer:
-            prefixes.select([members[index][0] for index in longer])
-            outputs = max(min(len(members[index][1].targets), len(rest[index])) for index in longer)
-            logits = prefixes.extend([rest[index] for index in longer], outputs)
-            following = dict(zip(longer, logits, strict=True))
-        for index, (row, item) in enumerate(members):
-            parts = [following[index][-min(len(item.targets), len(rest[index])) :]] if index in following else []
-            if len(rest[index]) < len(item.targets):
-                parts.insert(0, first[row])
-            results[row].append(_scored(torch.cat(parts), item))
+        parts: list[list[Tensor]] = [
+            [first[row]] if len(tokens) < len(item.targets) else []
+            for (row, item), tokens in zip(members, rest, strict=True)
+        ]
+        for chunk in _similar([len(tokens) for tokens in rest]):
+            wanted = [min(len(members[index][1].targets), len(rest[index])) for index in chunk]
+            rows = prefixes.select([members[index][0] for index in chunk])
+            logits = rows.extend([rest[index] for index in chunk], max(wanted))
+            for index, count, outputs in zip(chunk, wanted, logits, strict=True):
+                parts[index].append(outputs[-count:])
+        for (row, item), logits in zip(members, parts, strict=True):
+            results[row].append(_scored(torch.cat(logits), item))
         return results
 
     @torch.inference_mode()
@@ -114,11 +117,14 @@ class _Rows:
         self.mask = torch.cat([self.mask, mask], 1)
         return self.forward(outputs)
 
-    def select(self, rows: list[int]) -> None:
-        """Row i becomes a copy of row rows[i]."""
+    def select(self, rows: list[int]) -> _Rows:
+        """New sequences that begin as these do: row i as row rows[i]."""
         index = torch.tensor(rows, device=self.mask.device)
-        self.mask = self.mask[index]
-        self.cache.batch_select_indices(index)
+        chosen = copy.copy(self)
+        chosen.mask = self.mask[index]
+        chosen.cache = copy.deepcopy(self.cache)
+        chosen.cache.batch_select_indices(index)
+        return chosen
 
     def forward(self, outputs: int) -> Tensor:
         """Feed the waiting tokens; logits [rows, outputs, vocab] of the last positions."""
@@ -136,6 +142,18 @@ class _Rows:
         )
         self.cache = output.past_key_values if self.caching else None
         return output.logits
+
+
+def _similar(lengths: Sequence[int]) -> list[list[int]]:
+    """Places of the lengths above 0, divided so that little is padded: each part is a forward pass of its own."""
+    chunks: list[list[int]] = []
+    for index in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: (-lengths[i], i)):
+        longest = lengths[chunks[-1][0]] if chunks else 0
+        padded = lengths[index] < PADDED_SHARE * longest and len(chunks[-1]) * longest >= SMALLEST_PASS
+        if not chunks or padded:
+            chunks.append([])
+        chunks[-1].append(index)
+    return chunks
 
 
 def _scored(logits: Tensor, item: Item) -> Scored:
