@@ -1,7 +1,7 @@
 """Log-likelihood requests of the shape of HellaSwag: our adapter against the harness's HFLM, same model and items.
 
-    python benchmarks/zeroshot.py                       # a student of the tiny recipe's size
-    python benchmarks/zeroshot.py --size 125m --items 8 # OPT-125M's shape, random weights
+    python benchmarks/zeroshot.py                         # OPT-125M's shape, random weights
+    python benchmarks/zeroshot.py --size tiny --items 32  # a student of the tiny recipe's size
 
 Each item is a context of 40 to 100 tokens and four endings of 10 to 40 tokens, cut from python-docs. The two take turns
 within one process, and the medians are compared; the log-likelihoods are compared too, every time. Processor time
@@ -48,10 +48,10 @@ def hellaswag_like(tokenizer: Any, count: int, seed: int = 0) -> list[tuple[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--size", choices=SIZES, default="125m")
     parser.add_argument("--model", choices=("student", "opt"), default="student")
-    parser.add_argument("--items", type=int, default=32, help="questions (default: 32)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
+    parser.add_argument("--items", type=int, default=8, help="questions (default: 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default: 3)")
     parser.add_argument("--hflm-batch", type=int, default=8, help="batch size of HFLM (default: 8)")
     parser.add_argument("--batch-size", type=int, help="ours (default: auto)")
     parser.add_argument("--threads", type=int, default=1)

@@ -329,8 +329,8 @@ COMMANDS = {
     "zeroshot": Command(
         "Accuracy on the paper's eight zero-shot benchmarks, through lm-evaluation-harness.",
         (
-            "zeroshot tiny --data-dir ../shared/data/benchmarks --tasks arc_easy,piqa --limit 20",
-            "zeroshot 'runs/opd-{seed}' --seeds 0 1 2 --json",
+            "zeroshot tiny --tasks piqa --limit 20",
+            "zeroshot tiny --tasks arc_easy,openbookqa --limit 20 --metric acc_norm --json",
         ),
         _zeroshot_arguments,
         _zeroshot,
@@ -339,7 +339,7 @@ COMMANDS = {
         "Perplexity of any text source, per token and per byte, with a sliding window.",
         (
             "perplexity tiny --source python-docs --max-tokens 2000",
-            "perplexity tiny --source text:README.md --split all --window 128 --stride 64 --json",
+            "perplexity tiny --split train --max-tokens 2000 --window 128 --stride 64 --json",
         ),
         _perplexity_arguments,
         _perplexity,

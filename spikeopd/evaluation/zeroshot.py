@@ -20,7 +20,7 @@ METRICS = ("acc", "acc_norm")
 DEFINITIONS = {
     "version": 1,
     "acc": "share of questions whose right choice has the largest log-likelihood (harness metric acc)",
-    "acc_norm": "the same after dividing by the choice's length in bytes (harness metric acc_norm)",
+    "acc_norm": "the same after dividing by the choice's length in characters (harness metric acc_norm)",
     "average": "unweighted mean over the tasks; a task without the metric counts with acc",
     "sd": "sample standard deviation over the seeds",
 }
