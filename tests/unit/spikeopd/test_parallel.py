@@ -24,6 +24,7 @@ def launch(folder, processes, *overrides, environment=None):
         "--rdzv-endpoint=localhost:0",
         str(TESTS / "two_ranks.py"),
         str(folder),
+        *COMMON,
         *overrides,
     ]
     result = subprocess.run(
