@@ -19,15 +19,19 @@ import torch
 from export.bundle_writer import BundleOptions, bundle_draft
 from export.quantize import lower
 from export.report import parameter_count
-from export.verify import verify_bundle
+from export.verify import verify_bundle, verify_nir
 from spikeopd.files import write_json
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
 
+FIELDS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "vocab_size", "max_position_embeddings",
+    "word_embed_proj_dim",
+)  # fmt: skip
 SHAPES = {
-    "tiny": dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, ffn_dim=512, vocab_size=1024, max_position_embeddings=256),
-    "opt-125m": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, ffn_dim=3072, vocab_size=50272, max_position_embeddings=2048),
-    "opt-350m": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, ffn_dim=4096, vocab_size=50272, max_position_embeddings=2048, word_embed_proj_dim=512),
-}  # fmt: skip
+    "tiny": (128, 4, 4, 512, 1024, 256, 128),
+    "opt-125m": (768, 12, 12, 3072, 50272, 2048, 768),
+    "opt-350m": (1024, 24, 16, 4096, 50272, 2048, 512),
+}
 
 
 def peak_mb() -> float:
@@ -42,26 +46,28 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     before = peak_mb()
-    student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**SHAPES[args.shape])).eval()
+    student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**dict(zip(FIELDS, SHAPES[args.shape], strict=True)))).eval()
     with torch.no_grad():  # trained students have biases
         for block in student.model.layers:
             for module in (block.q_proj, block.k_proj, block.v_proj, block.out_proj, block.fc1, block.fc2):
                 module.bias.normal_(std=0.05)
     memory = sum(parameter.numel() for parameter in student.parameters()) * 4 / 2**20
     built = peak_mb()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     lowered = lower(student)
     lowered_at = time.perf_counter()
     del student
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "bundle"
-        with bundle_draft(lowered.model, output, BundleOptions(target=args.to)) as (draft, _):
+        with bundle_draft(lowered.model, output, BundleOptions(target=args.to)) as (draft, manifest):
             written_at = time.perf_counter()
             wrote = peak_mb()
             prompt = list(range(10, 10 + args.verification_tokens))
-            verify_bundle(lowered.model, draft, [prompt] if prompt else [])
+            verify_bundle(lowered.model, draft, [prompt])
+            if args.to == "nir":
+                verify_nir(lowered.model, draft, prompt, manifest)
             write_json(draft / "report.json", {})
-        end = time.perf_counter()
+        end, cpu = time.perf_counter(), time.process_time() - cpu
         size = (output / ("model.nir" if args.to == "nir" else "arrays.h5")).stat().st_size
     parameters = parameter_count(lowered.model)
     result = {
@@ -73,6 +79,7 @@ def main() -> None:
         "write_seconds": round(written_at - lowered_at, 2),
         "verify_seconds": round(end - written_at, 2),
         "total_seconds": round(end - start, 2),
+        "total_cpu_seconds": round(cpu, 2),
         "model_mb": round(memory, 1),
         "import_mb": round(before, 1),
         "student_built_mb": round(built, 1),

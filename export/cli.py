@@ -18,7 +18,7 @@ examples:
   spikeopd-export map runs/tiny/bundle --context 256"""
 MAP_EXAMPLES = """examples:
   spikeopd-export map runs/tiny/bundle
-  spikeopd-export map runs/tiny/bundle --context 2048 --picture placement.png --json"""
+  spikeopd-export map runs/tiny/bundle --context 128 --picture placement.png --json"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ def verify_bundle(
     Returns what was compared, for the report. `allow_lossy` lists a difference instead of failing.
     """
     reread = load_bundle(folder)
-    differences = [_array_difference(model, reread)] if _array_difference(model, reread) else []
+    differences = _array_differences(model, reread)
     reference = TorchReference(model)
     oracle = DenseDecoder(reread)
     sites = spikes = 0
@@ -87,12 +87,13 @@ def _count_nodes(graph: Any) -> int:
     return sum(1 + (_count_nodes(node) if hasattr(node, "nodes") else 0) for node in graph.nodes.values())
 
 
-def _array_difference(model: SpikeModel, reread: SpikeModel) -> str:
-    written, read = model_arrays(model), model_arrays(reread)
-    for name, values in written.items():
-        if not np.array_equal(values, read[name]):
-            return f"array {name} changed on the way through the file"
-    return ""
+def _array_differences(model: SpikeModel, reread: SpikeModel) -> list[str]:
+    read = model_arrays(reread)
+    return [
+        f"array {name} changed on the way through the file"
+        for name, values in model_arrays(model).items()
+        if not np.array_equal(values, read[name])
+    ]
 
 
 def _logits_equal(a: Any, b: Any, precision: str) -> bool:
