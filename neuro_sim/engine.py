@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim import kernels
-from neuro_sim.plan import Cache, Record, build_plan, event_layout, make_work, padded
+from neuro_sim.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded
 from neuro_sim.records import LANES_GIVEN
 from neuro_sim.tally import Tally, record_spikes
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
@@ -65,6 +65,7 @@ class Engine:
     """Model, buffers and threads; sequences come and go as `Cache` objects."""
 
     def __init__(self, model: SpikeModel, threads: int | None = None, lanes: int = PREFILL_BLOCK) -> None:
+        check_model(model)
         self.model = event_layout(model)
         self.plan = build_plan(self.model)
         self._tally = Tally(self.model, self.plan)
@@ -145,7 +146,8 @@ class Engine:
         row = embedding.table[token].astype(np.int32)
         columns = padded(plan.hidden)
         sums, wide = np.empty(columns, np.int32), np.empty(columns, np.int64)
-        rows = np.arange(row.size, dtype=np.int32)
+        rows = np.zeros(row.size + kernels.LIST_PADDING, np.int32)
+        rows[: row.size] = np.arange(row.size)
         kernels.project_row(embedding.project_in.ctypes.data, columns, rows, row, sums, wide)
         value = wide[: plan.hidden] * int(embedding.row_scale[token]) * embedding.channel_gain.astype(np.int64)
         half = (1 << embedding.shift) >> 1

@@ -44,11 +44,11 @@ from spikeopd.contracts import LOGIT_INPUT_BITS
 Array = NDArray[Any]
 compiled: Callable[[Any], Any] = njit(nogil=True)
 
-# Columns of the per-layer tables, in the order of contracts.LAYER_SITES and of the weights of contracts.Layer.
+# Columns of the per-layer tables, in the order of contracts.LAYER_SITES and of plan.WEIGHTS.
 Q, K, V, A, R, O, X, F, Y, H = range(10)  # noqa: E741
 NUM_SITES = 10
-W_Q, W_K, W_V, W_O, W_1, W_2 = range(6)
-NUM_WEIGHTS = 6
+W_QKV, W_O, W_1, W_2 = range(4)
+NUM_WEIGHTS = 4
 FROM_INPUT, FROM_R, FROM_X, FROM_F, FROM_O, FROM_Y = range(6)  # drivers whose active rows are counted
 NUM_DRIVERS = 6
 
@@ -58,7 +58,7 @@ RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to wi
 INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
 TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
 MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
-HEAD_COLUMNS = 1024
+HEAD_COLUMNS = 2048
 LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
 
 
@@ -238,10 +238,7 @@ def accumulate(
             if row < last:
                 vector.reuse_rows_1(weights, stride, row, columns, pattern, sums)
         else:
-            while row + 32 <= last:
-                vector.add_rows_8(weights, stride, row, columns, pattern, sums)
-                row += 32
-            if row + 16 <= last:
+            while row + 16 <= last:
                 vector.add_rows_4(weights, stride, row, columns, pattern, sums)
                 row += 16
             if row + 8 <= last:
@@ -271,10 +268,30 @@ def fire_tile(
 
 
 @compiled
+def fire_part(
+    plan: Any, work: Any, lane: int, layer: int, site: int, half: int, column: int, columns: int, currents: int,
+    stride: int, thread: int,
+) -> None:  # fmt: skip
+    """Neurons of one site; for O (half 0) and Y (half 1) also the residual stream and the neurons that read it."""
+    if columns <= 0:  # padding only
+        return
+    active = fire_tile(plan, work, lane, layer, site, column, columns, currents, stride, thread)
+    if half < 0:
+        return
+    pad = plan.hidden_pad
+    count_active(plan, work, thread, lane, layer, FROM_O + half, active)
+    masks = layer_masks(plan, work, layer, lane, site) + 4 * column
+    residual = work.residual + 4 * (pad * plan.steps * lane + column)
+    gains = plan.gains + 4 * (pad * (2 * layer + half) + column)
+    vector.add_gains(residual, 4 * pad, masks, gains, columns, plan.steps)
+    fire_tile(plan, work, lane, layer, X if half == 0 else H, column, columns, residual, 4 * pad, thread)
+
+
+@compiled
 def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: int, threads: int) -> None:
     """One projection and all that follows it neuron by neuron: spikes, and for O and Y the residual stream too."""
     inputs, outputs, pad = plan.hidden, plan.hidden, plan.hidden_pad
-    weight, site, parts, half = W_Q, Q, 3, -1  # Q, K and V: three matrices side by side
+    weight, site, parts, half = W_QKV, Q, 3, -1  # Q, K and V: three matrices side by side
     if driver == FROM_R:
         weight, site, parts, half = W_O, O, 1, 0
     elif driver == FROM_X:
@@ -289,27 +306,24 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
         tile = smaller(tile, max(2 * LINE, TILE_BYTES // inputs // LINE * LINE))
     sums = work.sums + 2 * STEP_GROUP * MAX_COLUMNS * thread
     currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
+    weights = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight))
     while start < stop:
-        part, column = start // pad, start % pad
-        columns = smaller(tile, smaller(stop - start, pad - column))
-        real = smaller(columns, outputs - column)
-        address = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight + part)) + column
+        columns = smaller(tile, stop - start)
         for lane in range(lanes):
             accumulate(
-                address, pad, columns, plan.steps, work.rows + 4 * work.list_size * lane,
+                weights + start, parts * pad, columns, plan.steps, work.rows + 4 * work.list_size * lane,
                 work.runs + 8 * RUN_FIELDS * work.max_runs * lane, read_int64(work.num_runs + 8 * lane), lanes > 1,
                 sums, currents,
             )  # fmt: skip
-            if real <= 0:
-                continue
-            active = fire_tile(plan, work, lane, layer, site + part, column, real, currents, 4 * columns, thread)
-            if half >= 0:
-                count_active(plan, work, thread, lane, layer, FROM_O + half, active)
-                masks = layer_masks(plan, work, layer, lane, site) + 4 * column
-                residual = work.residual + 4 * (pad * plan.steps * lane + column)
-                gains = plan.gains + 4 * (pad * (2 * layer + half) + column)
-                vector.add_gains(residual, 4 * pad, masks, gains, real, plan.steps)
-                fire_tile(plan, work, lane, layer, X if half == 0 else H, column, real, residual, 4 * pad, thread)
+            done = 0
+            while done < columns:
+                part, column = (start + done) // pad, (start + done) % pad
+                taken = smaller(columns - done, pad - column)
+                real = smaller(taken, outputs - column)
+                fire_part(
+                    plan, work, lane, layer, site + part, half, column, real, currents + 4 * done, 4 * columns, thread
+                )
+                done += taken
         start += columns
 
 
@@ -413,6 +427,8 @@ def count_spikes(plan: Any, work: Any, lanes: int, thread: int, threads: int) ->
                 write_int32(rows + 4 * filled, i)
                 write_int32(factors + 4 * filled, spikes * read_int32(plan.gamma + 4 * i))
                 filled += 1
+        for i in range(LIST_PADDING):
+            write_int32(rows + 4 * (filled + i), 0)
         write_int64(work.head_active + 8 * lane, filled)
 
 
@@ -428,12 +444,12 @@ def scaled_rows(
         largest = max(largest, abs(read_int32(factors + 4 * i)))
     safe = INT32_LIMIT // (128 * max(largest, 1)) - 1  # rows whose products cannot overflow
     i, used = 0, 0
-    while largest < INT16_LIMIT and i + 8 <= count:
-        if used + 8 > safe:
+    while largest < INT16_LIMIT and i + 4 <= count:
+        if used + 4 > safe:
             vector.move_pairs(sums, wide, columns)
             used = 0
-        vector.pair_rows_8(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
-        i, used = i + 8, used + 8
+        vector.pair_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+        i, used = i + 4, used + 4
     vector.move_pairs(sums, wide, columns)
     used = 0
     while i < count:
@@ -499,6 +515,8 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
             y = min(max(y, float(-LOGIT_INPUT_LIMIT)), float(LOGIT_INPUT_LIMIT))
             write_int32(work.rows + 4 * (work.list_size * lane + k), k)
             write_int32(work.factors + 4 * (work.list_size * lane + k), int(y))
+        for k in range(plan.head_width, plan.head_width + LIST_PADDING):
+            write_int32(work.rows + 4 * (work.list_size * lane + k), 0)
     meet(work, threads)
     lines = plan.vocab_pad // LINE
     start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
@@ -567,7 +585,7 @@ def _entry_points(source: str) -> tuple[Any, Any]:
             columns,
             rows.ctypes.data,
             factors.ctypes.data,
-            rows.size,
+            factors.size,
             sums.ctypes.data,
             wide.ctypes.data,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from neuro_sim import kernels
 from neuro_sim.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.records import PLAN, WORK
-from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Site, SpikeModel
+from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Layer, Site, SpikeModel
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
 MAX_STEPS = 32  # one bit per step in a uint32 mask
-WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
+WEIGHTS = ("w_q", "w_o", "w_1", "w_2")  # K and V lie beside Q
+HUGE_PAGE = 1 << 21
 # With |I << shift| and |bias| up to 2**29 and thresholds above -2**28, no sum of the neuron leaves 32 bits.
 CURRENT_LIMIT, THRESHOLD_LIMIT = 1 << 29, 1 << 28
 
@@ -26,36 +27,60 @@ def padded(size: int, unit: int = LINE) -> int:
 
 
 def event_layout(model: SpikeModel) -> SpikeModel:
-    """The same model with every weight where the kernels want it; what already fits is not copied.
+    """Move the weights of an integer model to where the kernels want them. Values and shapes stay the same.
 
-    Projections: rows padded to whole cache lines. The tied table becomes [width, vocab] in memory, which serves the
-    head's rows and the embedding's lookup alike, and is seen as [vocab, width] by everyone else.
-    Drop the original model afterwards, or its table stays in memory a second time.
+    All projections go into one block of memory (huge pages where the system has them), rows padded to whole cache
+    lines, the rows of Q, K and V side by side: a spike reads one contiguous row. The tied table becomes [width, vocab]
+    in memory, which serves the head's rows and the embedding's lookup alike, and is still seen as [vocab, width].
+    The model's own fields are pointed at the new place, one by one, so that the old memory is free at once and the
+    weights are never in memory twice. Layers that are there already stay.
     """
-    table = _pad_rows(model.embedding.table.T).T
-    layers = []
-    for layer in model.layers:
-        fitting: dict[str, Any] = {name: _pad_rows(getattr(layer, name)) for name in WEIGHTS}
-        layers.append(replace(layer, **fitting))
-    head = model.head
-    if head.project_out is not None:
-        head = replace(head, project_out=_pad_rows(head.project_out))
-    embedding = replace(model.embedding, table=table)
-    if embedding.project_in is not None:
-        embedding = replace(embedding, project_in=_pad_rows(embedding.project_in))
-    return replace(model, layers=tuple(layers), head=head, embedding=embedding)
+    shape = model.shape
+    d, f = shape.hidden_size, shape.ffn_dim
+    d_pad, f_pad = padded(d), padded(f)
+    waiting = [layer for layer in model.layers if not _is_placed(layer, d_pad, f_pad)]
+    arena = _aligned(len(waiting) * (d * (4 * d_pad + f_pad) + f * d_pad))
+    for layer in waiting:
+        sizes = {"qkv": (d, 3 * d_pad), "w_o": (d, d_pad), "w_1": (d, f_pad), "w_2": (f, d_pad)}
+        places = {}
+        for name, (rows, columns) in sizes.items():
+            places[name], arena = arena[: rows * columns].reshape(rows, columns), arena[rows * columns :]
+        for index, name in enumerate(("w_q", "w_k", "w_v")):
+            _move(layer, name, places["qkv"][:, index * d_pad : (index + 1) * d_pad])
+        for name in ("w_o", "w_1", "w_2"):
+            _move(layer, name, places[name])
+    table = model.embedding.table
+    if table.strides != (1, padded(shape.vocab_size)):
+        place = _aligned(table.shape[1] * padded(shape.vocab_size)).reshape(table.shape[1], -1)
+        place[:, : shape.vocab_size] = table.T
+        object.__setattr__(model.embedding, "table", place[:, : shape.vocab_size].T)
+    for owner, name in ((model.embedding, "project_in"), (model.head, "project_out")):
+        matrix = getattr(owner, name)
+        if matrix is not None and matrix.strides != (padded(matrix.shape[1]), 1):
+            _move(owner, name, _aligned(matrix.shape[0] * padded(matrix.shape[1])).reshape(matrix.shape[0], -1))
+    return model
 
 
-def _pad_rows(matrix: Array) -> Array:
-    """int8 rows, each starting a whole number of cache lines after the one before; the same array if it has them."""
-    rows, columns = matrix.shape
-    owner = matrix if matrix.base is None else matrix.base
-    has_tail = isinstance(owner, np.ndarray) and owner.nbytes >= rows * padded(columns)
-    if matrix.dtype == np.int8 and matrix.strides == (padded(columns), 1) and (columns == padded(columns) or has_tail):
-        return matrix
-    result = np.zeros((rows, padded(columns)), np.int8)
-    result[:, :columns] = matrix
-    return result[:, :columns]
+def _is_placed(layer: Layer, d_pad: int, f_pad: int) -> bool:
+    q, k, v = (getattr(layer, name).ctypes.data for name in ("w_q", "w_k", "w_v"))
+    strides = [layer.w_q.strides, layer.w_o.strides, layer.w_1.strides, layer.w_2.strides]
+    due = [(3 * d_pad, 1), (d_pad, 1), (f_pad, 1), (d_pad, 1)]
+    return strides == due and (k, v) == (q + d_pad, q + 2 * d_pad) and q % LINE == 0
+
+
+def _move(owner: Any, name: str, place: Array) -> None:
+    """Copy a matrix into `place` (its rows may be longer) and make the owner's field a view of it."""
+    matrix = getattr(owner, name)
+    place[:, : matrix.shape[1]] = matrix
+    object.__setattr__(owner, name, place[:, : matrix.shape[1]])  # frozen to users; the value is the same
+
+
+def _aligned(size: int) -> Array:
+    """Zeroed bytes that start on a cache line, or on a huge page if they fill one."""
+    unit = HUGE_PAGE if size >= HUGE_PAGE else LINE
+    block = np.zeros(size + unit, np.int8)
+    start = -block.ctypes.data % unit
+    return block[start : start + size]
 
 
 class Record:
@@ -81,13 +106,6 @@ class Record:
 def build_plan(model: SpikeModel) -> Record:
     """What the kernels read, from a model in `event_layout`."""
     shape = model.shape
-    if model.precision != "int8":
-        raise InputError("the event engine runs integer models only; use --backend dense for a float32 bundle")
-    if not model.layers:
-        raise InputError("the event engine needs a model with at least one layer")
-    if not 1 <= shape.num_steps <= MAX_STEPS:
-        raise InputError(f"the event engine handles 1 to {MAX_STEPS} steps per token, this model has {shape.num_steps}")
-    _check_ranges(model)
     d, f = shape.hidden_size, shape.ffn_dim
     d_pad, f_pad = padded(d), padded(f)
     offsets, row = np.zeros(len(LAYER_SITES), np.int64), 0
@@ -136,6 +154,7 @@ def build_plan(model: SpikeModel) -> Record:
         epsilon=head.epsilon,
         offsets=offsets,
         weights=np.array([[getattr(layer, w).ctypes.data for w in WEIGHTS] for layer in model.layers], np.int64),
+        kept=[getattr(layer, w) for layer in model.layers for w in WEIGHTS],
         thresholds=thresholds,
         biases=biases,
         shifts=np.array([[layer.sites[site].shift for site in LAYER_SITES] for layer in model.layers], np.int64),
@@ -152,6 +171,18 @@ def build_plan(model: SpikeModel) -> Record:
         out_scale=none if head.out_scale is None else _pad_floats(head.out_scale),
         out_bias=none if head.out_bias is None else _pad_floats(head.out_bias),
     )
+
+
+def check_model(model: SpikeModel) -> None:
+    """Refuse what the engine cannot compute exactly."""
+    shape = model.shape
+    if model.precision != "int8":
+        raise InputError("the event engine runs integer models only; use --backend dense for a float32 bundle")
+    if not model.layers:
+        raise InputError("the event engine needs a model with at least one layer")
+    if not 1 <= shape.num_steps <= MAX_STEPS:
+        raise InputError(f"the event engine handles 1 to {MAX_STEPS} steps per token, this model has {shape.num_steps}")
+    _check_ranges(model)
 
 
 def _pad_floats(values: Array) -> Array:

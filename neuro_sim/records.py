@@ -21,7 +21,7 @@ PLAN = _record("""
     head_rows table gamma head_sums row_scale bias out_scale out_bias
 """)
 # offsets         int64 [10]
-# weights         int64 [layers, 6]: addresses of int8 [in, out_pad]
+# weights         int64 [layers, 4]: addresses of int8 [in, out_pad]; Q, K and V are one matrix
 # thresholds      int32 [layers, row]            biases       int32 [layers, row]
 # shifts          int64 [layers, 10]             gains        int32 [layers, 2, hidden_pad]
 # map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]

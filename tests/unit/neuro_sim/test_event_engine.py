@@ -194,16 +194,23 @@ def test_refuses_what_it_cannot_compute_exactly() -> None:
         EventDecoder(replace(model, layers=()), threads=1)
 
 
-def test_layout_copies_nothing_that_fits() -> None:
-    model = random_model(random_shape(heads=2, head_dim=32, ffn=128, vocab=64), seed=8)
-    laid_out = event_layout(model)
-    for before, after in zip(model.layers, laid_out.layers, strict=True):
-        assert np.shares_memory(before.w_q, after.w_q) and np.shares_memory(before.w_2, after.w_2)
-    again = event_layout(laid_out)
-    assert np.shares_memory(again.embedding.table, laid_out.embedding.table)
-    assert np.array_equal(laid_out.embedding.table, model.embedding.table)
-    padded = event_layout(random_model(random_shape(vocab=50)))
-    assert np.shares_memory(event_layout(padded).embedding.table, padded.embedding.table)
+def test_layout_moves_weights_once_and_keeps_their_values() -> None:
+    model, same = (
+        random_model(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), seed=8) for _ in range(2)
+    )
+    event_layout(model)
+    q = model.layers[0].w_q
+    assert q.strides == (3 * 64, 1) and q.ctypes.data % 64 == 0
+    assert model.layers[0].w_v.ctypes.data == q.ctypes.data + 2 * 64
+    assert model.embedding.table.strides == (1, 64)
+    for before, after in zip(same.layers, model.layers, strict=True):
+        for name in ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2"):
+            assert np.array_equal(getattr(before, name), getattr(after, name))
+    assert np.array_equal(model.embedding.table, same.embedding.table)
+    assert np.array_equal(model.head.project_out, same.head.project_out)
+    table = model.embedding.table
+    event_layout(model)
+    assert model.layers[0].w_q is q and model.embedding.table is table
 
 
 def test_cache_is_one_bit_per_element_and_step() -> None:
