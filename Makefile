@@ -58,6 +58,10 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# lava-nc 0.10.0 declares Python < 3.11 but works up to 3.13 (docs/lava.md); `install` does the same.
+lava: install
+	@$(BIN)/python -c 'from neuro_sim.lava.compat import lava_available; print("Lava:", "ready" if lava_available() else "missing")'
+
 bench: install
 	@echo "Each prints ratios, interleaved in one run; see docs/benchmarks.md"
 	$(BIN)/python benchmarks/neuron.py
