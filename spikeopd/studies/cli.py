@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if not arguments.quiet:
             print(f"{PROG}: {message}", file=sys.stderr, flush=True)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the blocks that end the processes
     whole = study.carry_out(request, note)
     text = whole.pop("text")
     print(json.dumps(whole) if arguments.json else text)

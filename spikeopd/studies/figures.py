@@ -14,7 +14,7 @@ from spikeopd.studies.definitions import Row, Study
 
 
 def bars(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """One panel per measured column; paper values, where printed as numbers, as diamonds on an axis of their own."""
+    """One panel per measured column; the paper's printed values as diamonds (same units, other models)."""
     columns = [column for column in study.columns if any(isinstance(row.get(column.key), dict) for row in values)]
     plot = pyplot()
     figure, axes = plot.subplots(
@@ -33,12 +33,10 @@ def bars(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]],
         arrow = {"low": " (lower is better)", "high": " (higher is better)", "": ""}[column.better]
         axis.set_title(column.label + arrow, fontsize=9)
         printed = [row.paper.get(column.key) for row in rows]
-        if any(isinstance(value, (int, float)) for value in printed):
-            twin = axis.twiny()
-            points = [(value, at) for value, at in zip(printed, places, strict=True) if isinstance(value, (int, float))]
-            twin.scatter(*zip(*points, strict=True), marker="D", color="C1", s=18, zorder=3)
-            twin.tick_params(axis="x", labelsize=7, colors="C1")
-            twin.set_xlabel("paper", fontsize=7, color="C1")
+        points = [(value, at) for value, at in zip(printed, places, strict=True) if isinstance(value, (int, float))]
+        if points:
+            axis.scatter(*zip(*points, strict=True), marker="D", color="C1", s=18, zorder=3, label="paper")
+            axis.legend(fontsize=7, loc="lower right")
         axis.set_yticks(places, [row.label for row in rows] if axis is axes[0][0] else [""] * len(rows), fontsize=8)
     figure.suptitle(study.title, fontsize=10)
     return save(figure, folder, "figure")

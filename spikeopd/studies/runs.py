@@ -131,7 +131,8 @@ def execute(runs: Sequence[tuple[str, Run]], pool: Path, jobs: int, note: Note) 
     total = len({run.key for _, run in runs})
     if waiting:
         note(f"{total - len(waiting)} of {total} runs are finished; {len(waiting)} to do, {jobs} at a time")
-    with processes() as start, ThreadPoolExecutor(jobs) as executor:
+    # In this order: leaving ends the processes first, then the threads that wait for them.
+    with ThreadPoolExecutor(jobs) as executor, processes() as start:
         futures: dict[Future[float], str] = {
             executor.submit(start, request(run, pool)): label for label, run in waiting.values()
         }

@@ -1,11 +1,13 @@
 """Studies: content keys, sharing, resuming, aggregation by hand, tables and figures."""
 
 import csv
+import fcntl
 import io
 import json
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -156,6 +158,29 @@ def test_a_failing_run_is_reported_with_its_last_line(world, tmp_path):
     (folder / "request.json").write_text(json.dumps({"kind": "train", "config": {"model": {"preset": "none"}}}))
     with runs.processes() as start, pytest.raises(CheckFailed, match="the run failed .*preset"):
         start(folder)
+
+
+@pytest.mark.slow
+def test_a_study_stopped_from_outside_ends_its_processes_and_goes_on(world, tmp_path):
+    folder, overrides, _ = world
+    words = [sys.executable, "-m", "spikeopd.studies.cli", "ablation", "--output", str(tmp_path), "--jobs", "2",
+             "--start", str(folder / "student"), "--quiet", *overrides, "stage2.updates=400"]  # fmt: skip
+    first = subprocess.Popen(words)
+    until = time.monotonic() + 300
+    while not list(tmp_path.glob("runs/*/stage2/checkpoints/*/state.json")):
+        assert time.monotonic() < until and first.poll() is None
+        time.sleep(0.2)
+    first.terminate()
+    assert first.wait(60) == 143
+    for path in tmp_path.glob("runs/*/.lock"):
+        with open(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left
+    words[-1] = "stage2.updates=400"
+    assert not list(tmp_path.glob("runs/*/result.json"))
+    subprocess.run(words, check=True, capture_output=True)
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 4
+    updates = [json.loads(line)["update"] for line in next(tmp_path.glob("runs/*/metrics.jsonl")).open()]
+    assert updates == list(range(1, 401))
 
 
 def test_one_thread_for_every_run():
