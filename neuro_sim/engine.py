@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim import kernels
+from neuro_sim import kernel_base, kernels
 from neuro_sim.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded
 from neuro_sim.records import LANES_GIVEN
 from neuro_sim.tally import Tally, record_spikes
@@ -146,7 +146,7 @@ class Engine:
         row = embedding.table[token].astype(np.int32)
         columns = padded(plan.hidden)
         sums, wide = np.empty(columns, np.int32), np.empty(columns, np.int64)
-        rows = np.zeros(row.size + kernels.LIST_PADDING, np.int32)
+        rows = np.zeros(row.size + kernel_base.LIST_PADDING, np.int32)
         rows[: row.size] = np.arange(row.size)
         kernels.project_row(embedding.project_in.ctypes.data, columns, rows, row, sums, wide)
         value = wide[: plan.hidden] * int(embedding.row_scale[token]) * embedding.channel_gain.astype(np.int64)

@@ -15,120 +15,80 @@ arrays are addresses: that keeps a call cheap and compilation short. `engine.py`
 from __future__ import annotations
 
 import hashlib
-import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numpy.typing import NDArray
 
 from neuro_sim import intrinsics as vector
+from neuro_sim import kernel_base, kernel_head
 from neuro_sim.intrinsics import (
     LANES,
     LINE,
     SEGMENT_ROWS,
     STEP_GROUP,
     WORD,
-    read_float,
     read_int32,
     read_int64,
     read_uint32,
     write_int32,
     write_int64,
 )  # fmt: skip
-from spikeopd.contracts import LOGIT_INPUT_BITS
+from neuro_sim.kernel_base import (
+    FROM_F,
+    FROM_INPUT,
+    FROM_O,
+    FROM_R,
+    FROM_X,
+    HEAD_COLUMNS,
+    LIST_PADDING,
+    MAX_COLUMNS,
+    NUM_SITES,
+    NUM_WEIGHTS,
+    PATTERNS,
+    RUN_FIELDS,
+    TILE_BYTES,
+    W_1,
+    W_2,
+    W_O,
+    W_QKV,
+    A,
+    F,
+    H,
+    K,
+    O,
+    Q,
+    R,
+    V,
+    X,
+    Y,
+    compiled,
+    count_active,
+    counter,
+    layer_masks,
+    meet,
+    smaller,
+)  # fmt: skip
+from neuro_sim.kernel_head import count_spikes, run_head, scaled_rows
 
 Array = NDArray[Any]
-compiled: Callable[[Any], Any] = njit(nogil=True)
-
-# Columns of the per-layer tables, in the order of contracts.LAYER_SITES and of plan.WEIGHTS.
-Q, K, V, A, R, O, X, F, Y, H = range(10)  # noqa: E741
-NUM_SITES = 10
-W_QKV, W_O, W_1, W_2 = range(4)
-NUM_WEIGHTS = 4
-FROM_INPUT, FROM_R, FROM_X, FROM_F, FROM_O, FROM_Y = range(6)  # drivers whose active rows are counted
-NUM_DRIVERS = 6
-
-PATTERNS = 1 << STEP_GROUP
-LIST_PADDING = 16  # entries the prefetching row kernels may read beyond a list
-RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
-INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
-TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
-MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
-HEAD_COLUMNS = 2048
-LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
-
-
-if sys.platform == "win32":
-
-    @compiled
-    def yield_cpu() -> None:
-        pass
-
-else:
-    _sched_yield = types.ExternalFunction("sched_yield", types.int32())
-
-    @compiled
-    def yield_cpu() -> None:
-        _sched_yield()
-
-
-@compiled
-def meet(work: Any, threads: int) -> None:
-    """Wait until every thread is here. Spins a little, then gives the core away."""
-    if threads == 1:
-        return
-    arrived, generation = work.barrier, work.barrier + 64
-    before = vector.atomic_load(generation)
-    if vector.atomic_add(arrived, 1) == threads - 1:
-        vector.atomic_store(arrived, 0)
-        vector.atomic_add(generation, 1)
-        return
-    spins = 0
-    while vector.atomic_load(generation) == before:
-        spins += 1
-        if spins > 2000:
-            yield_cpu()
-
-
-@compiled
-def smaller(a: int, b: int) -> int:
-    return a if a < b else b
-
-
-@compiled
-def layer_masks(plan: Any, work: Any, layer: int, lane: int, site: int) -> Any:
-    """Address of a site's masks; without recording all layers share one row."""
-    slot = layer if work.record else 0
-    return work.masks + 4 * ((slot * work.lanes + lane) * plan.row + read_int64(plan.offsets + 8 * site))
-
-
-@compiled
-def counter(plan: Any, work: Any, table: int, thread: int, lane: int, layer: int, site: int) -> Any:
-    """Address of the per-step counters of a site in `work.spikes` or `work.saturations`."""
-    return table + 8 * plan.steps * (((thread * work.lanes + lane) * (plan.layers + 1) + layer) * NUM_SITES + site)
-
-
-@compiled
-def count_active(plan: Any, work: Any, thread: int, lane: int, layer: int, driver: int, active: int) -> None:
-    address = work.active + 8 * (((thread * work.lanes + lane) * plan.layers + layer) * NUM_DRIVERS + driver)
-    write_int64(address, read_int64(address) + active)
 
 
 # --- projections ----------------------------------------------------------------------------------------------------
 
 
 @compiled
-def list_rows(masks: int, inputs: int, steps: int, rows: int, runs: int) -> tuple[int, int]:
+def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: int) -> tuple[int, int]:
     """Group the inputs that spiked by their step pattern: fills rows and runs, returns (runs, active inputs).
 
     Steps are taken four at a time. A segment of inputs ends before any step could have more than SEGMENT_ROWS spikes
     in it, so int16 sums cannot overflow; the last run of a segment says that they are to be widened then.
+    Silent inputs are listed too, from place `spare` on, where nobody looks: that needs no branch, and a branch on
+    random spikes costs more than the rest of the loop.
     """
-    num_runs, filled, active = 0, 0, 0
+    num_runs, filled = 0, 0
     chunks = (inputs + SEGMENT_ROWS - 1) // SEGMENT_ROWS
     histogram = np.empty((chunks, PATTERNS), np.int64)
     place = np.empty(PATTERNS, np.int64)
@@ -160,14 +120,17 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, runs: int) -> tupl
                     filled += length
             if num_runs > before:
                 write_int64(runs + 8 * RUN_FIELDS * num_runs - 8, group)
+                place[0] = spare
                 for i in range(first * SEGMENT_ROWS, smaller(inputs, last * SEGMENT_ROWS)):
                     pattern = (read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)
-                    if pattern != 0:
-                        write_int32(rows + 4 * place[pattern], i)
-                        place[pattern] += 1
+                    write_int32(rows + 4 * place[pattern], i)
+                    place[pattern] += 1
             first = last
-    for i in range(inputs):
-        active += read_uint32(masks + 4 * i) != 0
+    active = filled
+    if steps > STEP_GROUP:  # an input may be listed once in every group
+        active = 0
+        for i in range(inputs):
+            active += read_uint32(masks + 4 * i) != 0
     for i in range(LIST_PADDING):
         write_int32(rows + 4 * (filled + i), 0)
     return num_runs, active
@@ -204,7 +167,7 @@ def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread
             masks = layer_masks(plan, work, layer, lane, F)
             inputs = plan.ffn
         rows, runs = work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane
-        num_runs, active = list_rows(masks, inputs, plan.steps, rows, runs)
+        num_runs, active = list_rows(masks, inputs, plan.steps, rows, work.spare, runs)
         write_int64(work.num_runs + 8 * lane, num_runs)
         count_active(plan, work, thread, lane, layer, driver, active)
 
@@ -411,130 +374,6 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
         write_int32(masks + 4 * i, read_uint32(result + 4 * i))
 
 
-# --- head -----------------------------------------------------------------------------------------------------------
-
-
-@compiled
-def count_spikes(plan: Any, work: Any, lanes: int, thread: int, threads: int) -> None:
-    """Spike counts of the last layer and the rows of the head they select."""
-    for lane in range(thread, lanes, threads):
-        masks, filled = layer_masks(plan, work, plan.layers - 1, lane, H), 0
-        rows, factors = work.rows + 4 * work.list_size * lane, work.factors + 4 * work.list_size * lane
-        for i in range(plan.hidden):
-            spikes = vector.count_bits(read_uint32(masks + 4 * i))
-            write_int32(work.counts + 4 * (plan.hidden * lane + i), spikes)
-            if spikes > 0:
-                write_int32(rows + 4 * filled, i)
-                write_int32(factors + 4 * filled, spikes * read_int32(plan.gamma + 4 * i))
-                filled += 1
-        for i in range(LIST_PADDING):
-            write_int32(rows + 4 * (filled + i), 0)
-        write_int64(work.head_active + 8 * lane, filled)
-
-
-@compiled
-def scaled_rows(
-    weights: int, stride: int, columns: int, rows: int, factors: int, count: int, sums: int, wide: int
-) -> None:
-    """wide [columns] = factors @ rows, exactly: 32-bit sums, moved to 64 bits before they could overflow."""
-    vector.clear(wide, 8 * columns)
-    vector.clear(sums, 4 * columns)
-    largest = 0
-    for i in range(count):
-        largest = max(largest, abs(read_int32(factors + 4 * i)))
-    safe = INT32_LIMIT // (128 * max(largest, 1)) - 1  # rows whose products cannot overflow
-    i, used = 0, 0
-    while largest < INT16_LIMIT and i + 4 <= count:
-        if used + 4 > safe:
-            vector.move_pairs(sums, wide, columns)
-            used = 0
-        vector.pair_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
-        i, used = i + 4, used + 4
-    vector.move_pairs(sums, wide, columns)
-    used = 0
-    while i < count:
-        if used + 4 > safe:
-            vector.move_sums(sums, wide, columns)
-            used = 0
-        if i + 4 <= count:
-            vector.scale_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
-            i, used = i + 4, used + 4
-        else:
-            vector.scale_rows_1(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
-            i, used = i + 1, used + 1
-    vector.move_sums(sums, wide, columns)
-
-
-@compiled
-def normalise(plan: Any, counts: int, norm: Array) -> None:
-    """T_s, mu and 1/sqrt(var + epsilon): contracts.normalise_counts, operation by operation."""
-    total, squares = 0, 0
-    for i in range(plan.hidden):
-        count = read_int32(counts + 4 * i)
-        total += count
-        squares += count * count
-    mu = total / (plan.hidden * plan.steps)
-    variance = squares / (plan.hidden * plan.steps * plan.steps) - mu * mu
-    norm[0], norm[1] = float(plan.steps), mu
-    norm[2] = 1.0 / math.sqrt(max(variance, 0.0) + plan.epsilon)
-
-
-@compiled
-def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
-    """contracts.head_logits for the lanes that want logits; a factorised head has two products."""
-    lanes = given.count
-    wide = work.wide + 8 * HEAD_COLUMNS * thread
-    sums = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
-    norm = np.empty(3, np.float64)
-    lines = plan.head_width_pad // LINE
-    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
-    for column in range(start, stop, HEAD_COLUMNS):
-        columns = smaller(HEAD_COLUMNS, stop - column)
-        for lane in range(lanes):
-            row = read_int64(given.logits_row + 8 * lane)
-            if row < 0:
-                continue
-            normalise(plan, work.counts + 4 * plan.hidden * lane, norm)
-            scaled_rows(
-                plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
-                work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
-            )  # fmt: skip
-            vector.centre(wide, plan.head_sums + 8 * column, norm.ctypes.data, columns, wide)
-            if plan.factorised:
-                out = work.narrow + 8 * (plan.head_width_pad * lane + column)
-                vector.affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
-            else:
-                out = given.logits + 8 * (plan.vocab_pad * row + column)
-                vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
-    if not plan.factorised:
-        return
-    meet(work, threads)
-    for lane in range(thread, lanes, threads):
-        for k in range(plan.head_width):
-            y = np.rint(read_float(work.narrow + 8 * (plan.head_width_pad * lane + k)))
-            y = min(max(y, float(-LOGIT_INPUT_LIMIT)), float(LOGIT_INPUT_LIMIT))
-            write_int32(work.rows + 4 * (work.list_size * lane + k), k)
-            write_int32(work.factors + 4 * (work.list_size * lane + k), int(y))
-        for k in range(plan.head_width, plan.head_width + LIST_PADDING):
-            write_int32(work.rows + 4 * (work.list_size * lane + k), 0)
-    meet(work, threads)
-    lines = plan.vocab_pad // LINE
-    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
-    for column in range(start, stop, HEAD_COLUMNS):
-        columns = smaller(HEAD_COLUMNS, stop - column)
-        for lane in range(lanes):
-            row = read_int64(given.logits_row + 8 * lane)
-            if row < 0:
-                continue
-            scaled_rows(
-                plan.table + column, plan.vocab_pad, columns, work.rows + 4 * work.list_size * lane,
-                work.factors + 4 * work.list_size * lane, plan.head_width, sums, wide,
-            )  # fmt: skip
-            vector.to_float(wide, columns)
-            out = given.logits + 8 * (plan.vocab_pad * row + column)
-            vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
-
-
 # --- the whole block ------------------------------------------------------------------------------------------------
 
 
@@ -596,7 +435,7 @@ def _entry_points(source: str) -> tuple[Any, Any]:
 
 def _source() -> str:
     digest = hashlib.sha256()
-    for file in (vector.__file__, __file__):
+    for file in (vector.__file__, kernel_base.__file__, kernel_head.__file__, __file__):
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim import kernels
+from neuro_sim import kernel_base, kernels
 from neuro_sim.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.records import PLAN, WORK
 from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Layer, Site, SpikeModel
@@ -264,15 +264,17 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
     """Buffers of one decoder, reused by every block of up to `lanes` tokens."""
     steps, layers, groups = plan.steps, plan.layers, -(-plan.steps // STEP_GROUP)
     widest = max(plan.hidden, plan.ffn)
-    list_size = max(widest * groups, plan.head_width) + kernels.LIST_PADDING
-    max_runs = groups * (kernels.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
+    spare = max(widest * groups, plan.head_width) + kernel_base.LIST_PADDING
+    list_size = spare + widest
+    max_runs = groups * (kernel_base.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
     slots = layers if record else 1
-    counters = (threads, lanes, layers + 1, kernels.NUM_SITES, steps)
+    counters = (threads, lanes, layers + 1, kernel_base.NUM_SITES, steps)
     return Record(
         WORK,
         lanes=lanes,
         record=int(record),
         list_size=list_size,
+        spare=spare,
         max_runs=max_runs,
         residual=np.zeros((lanes, steps, plan.hidden_pad), np.int32),
         embed_masks=np.zeros((lanes, plan.row), np.uint32),
@@ -280,17 +282,17 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
         map_words=np.zeros((slots, lanes, plan.heads, steps, plan.blocks), np.uint64),
         rows=np.zeros((lanes, list_size), np.int32),
         factors=np.zeros((lanes, list_size), np.int32),
-        runs=np.zeros((lanes, max_runs, kernels.RUN_FIELDS), np.int64),
+        runs=np.zeros((lanes, max_runs, kernel_base.RUN_FIELDS), np.int64),
         num_runs=np.zeros(lanes, np.int64),
-        sums=np.zeros((threads, STEP_GROUP * kernels.MAX_COLUMNS), np.int16),
-        currents=np.zeros((threads, max(steps * kernels.MAX_COLUMNS, kernels.HEAD_COLUMNS)), np.int32),
-        wide=np.zeros((threads, kernels.HEAD_COLUMNS), np.int64),
+        sums=np.zeros((threads, STEP_GROUP * kernel_base.MAX_COLUMNS), np.int16),
+        currents=np.zeros((threads, max(steps * kernel_base.MAX_COLUMNS, kernel_base.HEAD_COLUMNS)), np.int32),
+        wide=np.zeros((threads, kernel_base.HEAD_COLUMNS), np.int64),
         small=np.zeros((threads, kernels.small_size.py_func(steps, plan.head_pad)), np.int32),
         queries=np.zeros((threads, steps * plan.key_words), np.int64),
         spikes=np.zeros(counters, np.int64),
         saturations=np.zeros(counters, np.int64),
         additions=np.zeros((threads, lanes, layers, 2, steps), np.int64),
-        active=np.zeros((threads, lanes, layers, kernels.NUM_DRIVERS), np.int64),
+        active=np.zeros((threads, lanes, layers, kernel_base.NUM_DRIVERS), np.int64),
         counts=np.zeros((lanes, plan.hidden), np.int32),
         head_active=np.zeros(lanes, np.int64),
         narrow=np.zeros((lanes, plan.head_width_pad if plan.factorised else 0)),

@@ -31,7 +31,7 @@ PLAN = _record("""
 # out_scale, out_bias  float64 [head_width_pad] if factorised
 
 WORK = _record("""
-    lanes record list_size max_runs
+    lanes record list_size spare max_runs
     residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries
     spikes saturations additions active counts head_active narrow barrier
 """)

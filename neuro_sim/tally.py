@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim import kernels
+from neuro_sim import kernel_base
 from neuro_sim.plan import Record
 from spikeopd.contracts import EMBED_SITE, LAYER_COMPONENTS, LAYER_SITES, Activity, SpikeModel, SpikeTrace
 
@@ -70,13 +70,13 @@ class Tally:
             additions=dict(zip(LAYER_COMPONENTS, really, strict=True)),
             macs={"embed": self._embed_macs, "head": d * plan.head_width + self._tail, "head_active": head_active_macs},
             bytes={
-                "qkv": read[kernels.FROM_INPUT],
+                "qkv": read[kernel_base.FROM_INPUT],
                 "coincidence": 0,
                 "av": 0,
-                "output": read[kernels.FROM_R],
-                "residual": read[kernels.FROM_O] + read[kernels.FROM_Y],
-                "ffn_in": read[kernels.FROM_X],
-                "ffn_out": read[kernels.FROM_F],
+                "output": read[kernel_base.FROM_R],
+                "residual": read[kernel_base.FROM_O] + read[kernel_base.FROM_Y],
+                "ffn_in": read[kernel_base.FROM_X],
+                "ffn_out": read[kernel_base.FROM_F],
                 "embed": self._embed_bytes,
                 "head": head_active_macs,
                 "kv_read": layers * (context * steps * d // 8) + map_bytes,
