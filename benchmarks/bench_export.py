@@ -8,6 +8,7 @@ Peak memory is that of the whole process (getrusage); "model memory" is four byt
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import tempfile
@@ -57,6 +58,7 @@ def main() -> None:
     lowered = lower(student)
     lowered_at = time.perf_counter()
     del student
+    gc.collect()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "bundle"
         with bundle_draft(lowered.model, output, BundleOptions(target=args.to)) as (draft, manifest):

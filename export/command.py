@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,8 @@ def run_export(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str
         tokens=token_ids(student),
         source={"checkpoint": folder.resolve().name},
     )
-    del student  # the proof needs the integers only
+    del student  # the proof needs the integers only; modules refer to each other, so collect
+    gc.collect()
     say(f"writing {args.output}")
     with bundle_draft(lowered.model, args.output, options) as (draft, manifest):
         watch.stage("write")

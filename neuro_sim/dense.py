@@ -26,13 +26,12 @@ class DenseDecoder:
         self.trace = trace
         # Sums, like membranes, must be exact: int64 for integers, float32 as the exported model has it.
         self._wide: Any = np.int64 if model.precision == "int8" else np.float32
-        table = model.embedding.table.astype(np.int64 if model.precision == "int8" else np.float64)
-        head = model.head
+        head, wide = model.head, np.int64 if model.precision == "int8" else np.float64
         if head.project_out is None:
             assert head.gamma is not None
-            self._head_rows = table.T * head.gamma[:, None]  # [d, vocab]
+            self._head_rows = np.multiply(model.embedding.table.T, head.gamma[:, None], dtype=wide)  # [d, vocab]
         else:
-            self._head_rows = head.project_out.astype(table.dtype)  # [d, w]
+            self._head_rows = head.project_out.astype(wide)  # [d, w]
         self._head_sums = self._head_rows.sum(0)
         self.reset()
 
