@@ -109,11 +109,15 @@ def _start(options: PretrainOptions, tokenizer: Tokenizer) -> OPTForCausalLM:
 
 
 def with_runs(ids: np.ndarray, tokenizer: Tokenizer, share: float) -> np.ndarray:
-    """Continue the first rows, from their middle on, with a run of one rule character: text, then - - - - …"""
+    """Continue the first rows, from anywhere on, with a run of one rule character: text, then - - - - …
+
+    The place follows from the row's own tokens; always the same place would teach the place instead of the run.
+    """
     rules = [tokenizer.encode(character, add_special_tokens=False)[-1] for character in RULE_CHARACTERS]
     rows, length = ids.shape
     for row in range(round(share * rows)):
-        ids[row, length // 2 :] = rules[(int(ids[row, 0]) + row) % len(rules)]
+        key = int(ids[row].sum())
+        ids[row, 4 + key % (length - 4) :] = rules[key // length % len(rules)]
     return ids
 
 
