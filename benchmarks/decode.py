@@ -203,7 +203,6 @@ def ratios(entries: list[dict[str, Any]]) -> dict[str, Any]:
             row[f"cost at context {longest['context']} / {mine['context']}"] = (
                 longest["ms_per_token"] / mine["ms_per_token"]
             )
-        row["memory / int8 weights"] = mine["resident_bytes"] / mine["weight_bytes"]
         result[str(threads)] = row
     return result
 
@@ -244,6 +243,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     colours = ["tab:orange" if e["kind"] == "event" else "tab:gray" for e in entries]
     bars = axis.barh(labels, [e["ms_per_token"] for e in entries], color=colours)
     axis.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    axis.margins(x=0.08)
     bounds = [(i, e["bound_ms"]) for i, e in enumerate(entries) if e["kind"] == "event"]
     axis.scatter([b for _, b in bounds], [i for i, _ in bounds], marker="|", s=160, color="black", zorder=3,
                  label="bytes touched / read bandwidth")  # fmt: skip
@@ -251,7 +251,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     axis.set_xlabel("CPU ms per token, one thread (best round)")
     axis.set_title(f"Decoding one token, OPT-{report['shape']} shape", loc="left", fontsize=10)
     if bounds:
-        axis.legend(fontsize=8, loc="lower right")
+        axis.legend(fontsize=8, loc="upper right")
     axis.tick_params(labelsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

@@ -42,15 +42,10 @@ def event(options: dict[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[
 
     from neuro_sim.engine import EventDecoder
 
-    before = resident_bytes()
     shape, rate, context = OPT_SHAPES[options["shape"]], options["rate"], options["context"]
     model = calibrated_model(shape, rate, context)
     if options.get("refine", True):
         model = refine(model, rate, context)
-    weights = sum(
-        getattr(layer, w).nbytes for layer in model.layers for w in ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
-    )
-    weights += model.embedding.table.nbytes
     decoder = EventDecoder(model, threads=options["threads"])
     del model
     fed = prompt(context - 32) if shape.vocab_size == VOCAB else [t % shape.vocab_size for t in prompt(context - 32)]
@@ -94,9 +89,6 @@ def event(options: dict[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[
             "sops_per_token": sum(int(s.sum()) for s in activity.sops.values()) / activity.tokens,
             "active_rows": activity.macs["head_active"] / activity.macs["head"],
             "rates": rates,
-            "weight_bytes": weights,
-            "resident_bytes": resident_bytes() - before,
-            "peak_bytes": peak_bytes() - before,
         }
 
     commands = {

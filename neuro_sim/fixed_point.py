@@ -52,9 +52,7 @@ def run_site(currents: Array, site: Site, decay: float, threshold: Array | None 
     fired, saturated = [], []
     for current in currents:
         if integer:
-            membrane, spikes, hits = step_integer(
-                membrane, spikes, current, threshold, bias, site.shift, int(decay)
-            )
+            membrane, spikes, hits = step_integer(membrane, spikes, current, threshold, bias, site.shift, int(decay))
         else:
             membrane, spikes, hits = step_float(membrane, spikes, current, threshold, bias, decay)
         fired.append(spikes)

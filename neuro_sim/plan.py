@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +54,14 @@ def event_layout(model: SpikeModel) -> SpikeModel:
             _move(layer, name, places["qkv"][:, index * d_pad : (index + 1) * d_pad])
         for name in ("w_o", "w_1", "w_2"):
             _move(layer, name, places[name])
+        give_back()
     table = model.embedding.table
     if table.strides != (1, padded(shape.vocab_size)):
         place = _aligned(table.shape[1] * padded(shape.vocab_size)).reshape(table.shape[1], -1)
         place[:, : shape.vocab_size] = table.T
         object.__setattr__(model.embedding, "table", place[:, : shape.vocab_size].T)
+        del table
+        give_back()
     for owner, name in ((model.embedding, "project_in"), (model.head, "project_out")):
         matrix = getattr(owner, name)
         if matrix is not None and matrix.strides != (padded(matrix.shape[1]), 1):
@@ -73,6 +81,38 @@ def _move(owner: Any, name: str, place: Array) -> None:
     matrix = getattr(owner, name)
     place[:, : matrix.shape[1]] = matrix
     object.__setattr__(owner, name, place[:, : matrix.shape[1]])  # frozen to users; the value is the same
+
+
+def _find_trim() -> Callable[[int], int] | None:
+    """The C library's malloc_trim, where there is one."""
+    try:
+        trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # Windows
+        trim = None
+    return trim
+
+
+_malloc_trim = _find_trim()
+
+
+def give_back() -> None:
+    """Return freed memory to the system; the C library would keep what lies between other blocks."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+def _lazy_zeros(shape: tuple[int, ...]) -> Array:
+    """uint64 zeros on ordinary pages that the system hands out when they are first written.
+
+    numpy's zeros may recycle memory, which has to be cleared, or take huge pages, of which a few words touch all.
+    """
+    size = 8 * math.prod(shape)
+    if sys.platform == "win32":
+        return np.zeros(shape, np.uint64)
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(block, np.uint64).reshape(shape)
 
 
 def _aligned(size: int) -> Array:
@@ -255,9 +295,8 @@ class Cache:
     @staticmethod
     def empty(plan: Record) -> Cache:
         lead = (plan.layers, plan.heads, plan.steps)
-        # zeros are pages the system hands out when they are first written: a short sequence costs little
-        keys = np.zeros((*lead, plan.key_words, plan.blocks * WORD), np.uint64)
-        return Cache(keys, np.zeros((*lead, plan.blocks, plan.head_pad), np.uint64))
+        keys = _lazy_zeros((*lead, plan.key_words, plan.blocks * WORD))
+        return Cache(keys, _lazy_zeros((*lead, plan.blocks, plan.head_pad)))
 
 
 def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:

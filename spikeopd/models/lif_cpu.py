@@ -99,8 +99,8 @@ def backward(
     return adjoint, threshold_grad.view(threshold.shape)
 
 
-# Each kernel exists twice: over a range of rows, and that range shared out to threads. The parallel one is not used with
-# one thread, because numba's pool then only costs the time to wake it.
+# Each kernel exists twice: over a range of rows, and with that range shared out to threads. The parallel one is not used
+# with one thread: waking the pool would only cost time.
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,14 +200,14 @@ def write(
         "start": request.start,
         "config": config_to_dict(request.config),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform(), "threads_per_run": 1},
-        "environment": environment(device="cpu", seeds={}),
+        "environment": environment(device="cpu", seeds={}, argv=[Path(sys.argv[0]).name, *sys.argv[1:]]),
         "run_seconds": round(sum(result["seconds"] for group in results for result in group), 1),
         "rows": [
             {
                 "label": row.label,
                 "values": value,
                 "paper": dict(row.paper),
-                "runs": [{"folder": run.key[:20], **result} for run, result in zip(group, found, strict=False)],
+                "runs": [_portable(run, result) for run, result in zip(group, found, strict=False)],
             }
             for row, value, group, found in zip(rows, values, runs, results, strict=True)
         ],
@@ -214,6 +215,14 @@ def write(
     }
     write_json(folder / "result.json", json.loads(json.dumps(whole)))
     return whole | {"text": tables.text(table)}
+
+
+def _portable(run: Run, result: dict[str, Any]) -> dict[str, Any]:
+    """A result without places of this machine."""
+    kept = {name: value for name, value in result.items() if name not in ("student", "key")}
+    if "zeroshot" in kept:
+        kept["zeroshot"] = {name: value for name, value in kept["zeroshot"].items() if name != "student"}
+    return {"folder": run.key[:20], "seed": run.config.train.seed, **kept}
 
 
 def notes(request: Request) -> list[str]:
