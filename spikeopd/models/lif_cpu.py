@@ -99,7 +99,7 @@ def backward(
     return adjoint, threshold_grad.view(threshold.shape)
 
 
-# Each kernel exists twice: over a range of rows, and with that range shared out to threads. The parallel one is not used
+# Each kernel exists twice: over a range of rows, and with the rows shared out to threads. The parallel one is not used
 # with one thread: waking the pool would only cost time.
 
 
