@@ -17,6 +17,7 @@ from neuro_sim.kernel_base import (
     LIST_PADDING,
     LOGIT_INPUT_LIMIT,
     MAX_COLUMNS,
+    TILE_BYTES,
     H,
     compiled,
     layer_masks,
@@ -99,10 +100,12 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
     wide = work.wide + 8 * HEAD_COLUMNS * thread
     sums = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
     norm = np.empty(3, np.float64)
+    # Several lanes share the rows through the cache, so their tiles are narrower.
+    tile = HEAD_COLUMNS if lanes == 1 else max(LINE, smaller(HEAD_COLUMNS, TILE_BYTES // plan.hidden // LINE * LINE))
     lines = plan.head_width_pad // LINE
     start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
-    for column in range(start, stop, HEAD_COLUMNS):
-        columns = smaller(HEAD_COLUMNS, stop - column)
+    for column in range(start, stop, tile):
+        columns = smaller(tile, stop - column)
         for lane in range(lanes):
             row = read_int64(given.logits_row + 8 * lane)
             if row < 0:
@@ -133,8 +136,8 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
     meet(work, threads)
     lines = plan.vocab_pad // LINE
     start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
-    for column in range(start, stop, HEAD_COLUMNS):
-        columns = smaller(HEAD_COLUMNS, stop - column)
+    for column in range(start, stop, tile):
+        columns = smaller(tile, stop - column)
         for lane in range(lanes):
             row = read_int64(given.logits_row + 8 * lane)
             if row < 0:
