@@ -30,12 +30,12 @@ $(VENV)/.installed: pyproject.toml
 	@echo "== environment: $(VENV) with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
 	@echo "== installing $(TORCH)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH) \
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(TORCH) \
 		|| { echo "torch did not install. Choose another: make $(MAKECMDGOALS) TORCH=torch"; exit 2; }
 	@echo "== installing Lava"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --ignore-requires-python lava-nc==0.10.0
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps --ignore-requires-python lava-nc==0.10.0
 	@echo "== installing spikeopd with everything the demo and the tests use"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[train,lava,eval,viz,dev]" $(NUMPY)
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e ".[train,lava,eval,viz,dev]" $(NUMPY)
 	@touch $@
 
 demo: install
