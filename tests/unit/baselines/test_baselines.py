@@ -99,7 +99,10 @@ def test_every_method_runs_from_one_checkpoint_and_changes_the_student(tmp_path,
     assert any(not torch.equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize("name", ["lightning_opd", "oprd", "continued_spad", "eopd"])
+@pytest.mark.parametrize(
+    "name",
+    ["lightning_opd", "oprd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("continued_spad", "eopd"))],
+)
 def test_methods_with_state_resume_bit_for_bit(tmp_path, start, name):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for folder, updates in ((whole, 4), (broken, 2), (broken, 4)):
