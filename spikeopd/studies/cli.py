@@ -15,12 +15,12 @@ from spikeopd.errors import ConfigError, run_command
 PROG = "spikeopd-study"
 EPILOG = """studies: stability, controlled, ablation, initialization, rollout-length, layers, scale, diagnostics, stage1
 
+A study can be interrupted and started again: finished single runs are found by their content and not repeated,
+also by other studies with the same --output.
+
 examples:
   spikeopd-study diagnostics --config tiny --output runs/studies
   spikeopd-study stability --teacher tiny-rule --seeds 0-2 --jobs 2 --dry-run
-
-A study can be interrupted and started again: finished single runs are found by their content and not repeated,
-also by other studies with the same --output.
 """
 
 
