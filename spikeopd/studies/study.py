@@ -202,6 +202,7 @@ def write(
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform(), "threads_per_run": 1},
         "environment": environment(device="cpu", seeds={}, argv=[Path(sys.argv[0]).name, *sys.argv[1:]]),
         "run_seconds": round(sum(result["seconds"] for group in results for result in group), 1),
+        "cpu_seconds": round(sum(result.get("cpu_seconds", 0.0) for group in results for result in group), 1),
         "rows": [
             {
                 "label": row.label,

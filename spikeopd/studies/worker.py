@@ -58,6 +58,7 @@ def work(folder: Path) -> None:
     shutil.rmtree(folder / "stage2" / "checkpoints", ignore_errors=True)
     shutil.rmtree(folder / "stage2" / "buffer", ignore_errors=True)
     result["seconds"] = round(time.monotonic() - began, 1)
+    result["cpu_seconds"] = round(time.process_time(), 1)  # what the run costs on a machine with nothing else to do
     write_json(folder / RESULT, result)
 
 
