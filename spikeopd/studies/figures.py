@@ -12,6 +12,8 @@ from spikeopd.diagnostics.report import draw as draw_diagnostics
 from spikeopd.diagnostics.report import pyplot, save
 from spikeopd.studies.definitions import Row, Study
 
+STYLES = ("-", "-.", "--", "-")  # a curve that lies on another stays visible
+
 
 def bars(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """One panel per measured column; the paper's printed values as diamonds (same units, other models)."""
@@ -55,7 +57,10 @@ def collapse(rows: Sequence[Row], results: Sequence[Sequence[Mapping[str, Any]]]
             for axis, curve in ((axes[0], np.array(trace["adj"])), (axes[1], 1 - np.array(trace["dist4"]))):
                 axis.plot(updates, curve, color=f"C{index}", linewidth=0.5, alpha=0.25)
                 if number == 0:
-                    axis.plot(updates, running_mean(curve, 20), color=f"C{index}", linewidth=1.8, label=row.label)
+                    style = STYLES[index % len(STYLES)]
+                    axis.plot(
+                        updates, running_mean(curve, 20), style, color=f"C{index}", linewidth=1.8, label=row.label
+                    )
     for axis, title, limit in ((axes[0], "adjacent repetition", 0.10), (axes[1], "1 - Dist-4", 0.05)):
         axis.axhline(limit, color="0.5", linestyle=":", linewidth=1)
         axis.set_title(title)
