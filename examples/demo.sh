@@ -30,6 +30,7 @@ say "run: the same on Lava processes, compared with the event engine spike for s
 	--temperature 0.8 --seed 1 --verify
 
 say "energy"
-"$BIN/spikeopd-energy" report "$OUT/run.json"
-"$BIN/spikeopd-energy" report "$OUT/run.json" --format html --output "$OUT/energy.html"
-say "done: $OUT/energy.html is the report as a page"
+"$BIN/spikeopd-energy" report "$OUT/run.json" --output "$OUT/energy.txt" --quiet
+"$BIN/spikeopd-energy" report "$OUT/run.json" --output "$OUT/energy.html" --quiet
+sed -n 1,14p "$OUT/energy.txt"
+say "done: the whole report is $OUT/energy.txt, and as a page $OUT/energy.html"
