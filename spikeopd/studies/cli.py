@@ -55,6 +55,9 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
     arguments = parser.parse_intermixed_args(argv)
+    # `--seeds 0 1 stage2.updates=60`: an override behind the seeds is an override.
+    arguments.overrides += [word for word in arguments.seeds or () if "=" in word]
+    arguments.seeds = [word for word in arguments.seeds or () if "=" not in word]
     if arguments.study is not None and "=" in arguments.study:
         raise ConfigError(f"{arguments.study}: give the name of a study first ({PROG} --list)")
     if arguments.list:

@@ -291,6 +291,9 @@ def test_command_plans_lists_and_refuses(world, tmp_path, capsys):
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert shown.count("to do") == 10 and "Lightning OPD" in shown
+    words = ["ablation", "--dry-run", "--output", str(tmp_path), "--start", str(folder / "student")]
+    assert main([*words, "--seeds", "0", "1", *overrides]) == 0, "overrides may stand behind the seeds"
+    assert capsys.readouterr().out.count("seed 1") == 4
     assert main(["--list"]) == 0 and "rollout-length" in capsys.readouterr().out
     assert main(["nothing"]) == 2 and "does not exist" in capsys.readouterr().err
     assert main(["stability", "--jobs", "0"]) == 2
