@@ -109,7 +109,8 @@ def test_every_recipe_dry_runs(capsys, recipe):
     """tiny at its real size; the OPT recipes with narrow blocks, since CI has two cores."""
     width = 32 if recipe == "opt-350m" else 64  # 350M keeps its narrower token table
     narrow = ["model.hidden_size=64", "model.num_attention_heads=4", "model.ffn_dim=128", "model.vocab_size=2048",
-              f"model.word_embed_proj_dim={width}", "model.max_position_embeddings=600"]  # fmt: skip
+              f"model.word_embed_proj_dim={width}", "model.max_position_embeddings=600",
+              "model.num_hidden_layers=12"]  # fmt: skip
     # bfloat16 is slow on a CPU: one recipe shows that it works.
     precision = [] if recipe == "opt-125m" else ["train.precision=fp32"]
     dry_run(capsys, recipe, *precision, *([] if recipe == "tiny" else narrow))
