@@ -1,4 +1,4 @@
-r"""A deployable model as a NIR graph of standard nodes (DESIGN: product of spikes = AND, exact neuron = a loop).
+r"""A deployable model as a NIR graph of standard nodes (product of spikes = AND, exact neuron = a loop).
 
     exact neuron   LI -> Threshold(just below V) -> Scale(-V) -> back to LI      the loop delays the reset by one step
     spike product  a, b -> Threshold(1.5)                                        two fan-ins sum, AND fires on both

@@ -9,7 +9,7 @@ r"""What the packages exchange: the deployable model, spike traces and counted a
 `I` is an exact integer sum: of int8 weights over the spikes that arrived (projections), of coincidences
 (attention), or the integer residual stream. A clip that changed a value is a *saturation* and is counted.
 
-**The block** for one token at position i and step tau (DESIGN names; `e` is the integer embedding current):
+**The block** for one token at position i and step tau (`e` is the integer embedding current):
 
     h = e                                X = S_embed(h)
     per layer:  Q,K,V = S_q,k,v(X W)     C[j] = popcount(Q & K_j), j <= i      A[j] = S_a(C[j])   per head
