@@ -134,7 +134,7 @@ def score(
         copies[item] = copies.get(item, 0) + 1
     results: dict[Item, Scored] = {}
     groups = plan(list(copies), scorer.shares)
-    for batch in batches(groups, limits or Limits(), scorer.vocab_size):
+    for batch in batches(groups, limits or Limits(), scorer):
         for group, answers in zip(batch, scorer.run(batch), strict=True):
             results.update(zip(group.items, answers, strict=True))
         if advance:
@@ -188,7 +188,7 @@ def _common(one: Tokens, two: Tokens) -> int:
     return min(len(one), len(two))
 
 
-def batches(groups: Sequence[Group], limits: Limits, vocab_size: int) -> Iterator[list[Group]]:
+def batches(groups: Sequence[Group], limits: Limits, scorer: Scorer) -> Iterator[list[Group]]:
     """Groups of similar length together, longest first: too large a batch fails at once, not after an hour."""
     for alone in (False, True):
         kind = sorted(
@@ -197,7 +197,7 @@ def batches(groups: Sequence[Group], limits: Limits, vocab_size: int) -> Iterato
         )
         batch: list[Group] = []
         for group in kind:
-            if batch and not _fits([*batch, group], limits, vocab_size):
+            if batch and not _fits([*batch, group], limits, scorer):
                 yield batch
                 batch = []
             batch.append(group)
@@ -205,10 +205,13 @@ def batches(groups: Sequence[Group], limits: Limits, vocab_size: int) -> Iterato
             yield batch
 
 
-def _fits(batch: Sequence[Group], limits: Limits, vocab_size: int) -> bool:
+def _fits(batch: Sequence[Group], limits: Limits, scorer: Scorer) -> bool:
+    # Padded to one length each, shared beginnings and what follows them may be longer together than any item is.
+    length = max(group.shared for group in batch) + max(group.longest - group.shared for group in batch)
+    if length > scorer.max_length:
+        return False
     sequences = sum(len(group.items) for group in batch)
     if limits.sequences is not None:
         return sequences <= limits.sequences
-    length = max(group.shared for group in batch) + max(group.longest - group.shared for group in batch)
     outputs = max(len(item.targets) for group in batch for item in group.items)
-    return sequences * length <= limits.tokens and sequences * outputs * vocab_size <= limits.logits
+    return sequences * length <= limits.tokens and sequences * outputs * scorer.vocab_size <= limits.logits

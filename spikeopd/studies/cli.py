@@ -49,15 +49,18 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument(
         "--benchmarks", metavar="DIR", help="zero-shot data, for the column Avg. (spikeopd-eval zeroshot)"
     )
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="of the benchmarks (default: all eight)")
     parser.add_argument("--limit", type=int, metavar="N", help="questions of each benchmark (default: all)")
     parser.add_argument("--dry-run", action="store_true", help="list the single runs and which are finished")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
     arguments = parser.parse_intermixed_args(argv)
-    # `--seeds 0 1 stage2.updates=60`: an override behind the seeds is an override.
-    arguments.overrides += [word for word in arguments.seeds or () if "=" in word]
-    arguments.seeds = [word for word in arguments.seeds or () if "=" not in word]
+    # `--seeds 0 1 stage2.updates=60`: an override behind the seeds or tasks is an override.
+    for name in ("seeds", "tasks"):
+        words = getattr(arguments, name) or []
+        arguments.overrides += [word for word in words if "=" in word]
+        setattr(arguments, name, [word for word in words if "=" not in word])
     if arguments.study is not None and "=" in arguments.study:
         raise ConfigError(f"{arguments.study}: give the name of a study first ({PROG} --list)")
     if arguments.list:
@@ -88,6 +91,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _request(arguments: argparse.Namespace) -> Any:
     from spikeopd.config import load_config
+    from spikeopd.evaluation.tasks import choose
     from spikeopd.studies.definitions import find
     from spikeopd.studies.study import Request
 
@@ -96,6 +100,10 @@ def _request(arguments: argparse.Namespace) -> Any:
         raise ConfigError(f"--jobs {arguments.jobs}: give at least 1")
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"--limit {arguments.limit}: give at least one question")
+    if not arguments.benchmarks and (arguments.limit is not None or arguments.tasks):
+        raise ConfigError(
+            "--tasks and --limit choose among zero-shot questions: give their folder with --benchmarks DIR"
+        )
     config = load_config(arguments.config, arguments.overrides)
     return Request(
         study,
@@ -107,6 +115,7 @@ def _request(arguments: argparse.Namespace) -> Any:
         arguments.teacher,
         tuple(arguments.overrides),
         arguments.benchmarks,
+        tuple(benchmark.name for benchmark in choose(arguments.tasks)) if arguments.tasks else (),
         arguments.limit,
     )
 

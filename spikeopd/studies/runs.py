@@ -32,6 +32,7 @@ Kind = Literal["train", "evaluate"]
 Note = Callable[[str], None]
 RESULT = "result.json"
 EVALUATION_VERSION = 1  # raise it when `worker.evaluate` measures something else
+VERSION = [spikeopd.__version__, EVALUATION_VERSION]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,6 @@ class Run:
     config: Config
     kind: Kind = "train"
     length: int = 32  # tokens of the continuations that are evaluated, whatever K the run trained with
-    benchmarks: str | None = None  # folder of zero-shot data, or None
-    limit: int | None = None
 
     @property
     def key(self) -> str:
@@ -50,6 +49,34 @@ class Run:
 
     def folder(self, pool: Path) -> Path:
         return pool / self.key[:20]
+
+    def asked(self) -> dict[str, Any]:
+        return {"kind": self.kind, "config": config_to_dict(self.config), "length": self.length}
+
+
+@dataclass(frozen=True)
+class Zeroshot:
+    """Benchmark accuracy of one student: a run of its own, so that asking for it later repeats no training."""
+
+    student: str
+    benchmarks: str  # folder of zero-shot data
+    tasks: tuple[str, ...] = ()  # of them; all eight if none is named
+    limit: int | None = None  # questions of each task
+
+    @property
+    def key(self) -> str:
+        data = benchmark_hashes(self.benchmarks, self.tasks)
+        values = ("zeroshot", student_hash(self.student), data, self.limit, VERSION)
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+    def folder(self, pool: Path) -> Path:
+        return pool / self.key[:20]
+
+    def asked(self) -> dict[str, Any]:
+        places = {"student": self.student, "benchmarks": self.benchmarks}
+        return {"kind": "zeroshot", "tasks": self.tasks, "limit": self.limit} | {
+            name: str(Path(place).resolve()) for name, place in places.items()
+        }
 
 
 def content_key(run: Run) -> str:
@@ -70,9 +97,7 @@ def content_key(run: Run) -> str:
         if values[f"data.{name}"]:
             values[f"data.{name}"] = source_hash(values[f"data.{name}"])
     values |= {"kind": run.kind, "length": run.length if stage != "1" else None}
-    values |= {"version": [spikeopd.__version__, EVALUATION_VERSION]}
-    if run.benchmarks:
-        values |= {"benchmarks": str(Path(run.benchmarks).resolve()), "limit": run.limit}
+    values |= {"version": VERSION}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -94,6 +119,13 @@ def teacher_hash(name: str) -> str:
 
 
 @cache
+def benchmark_hashes(folder: str, tasks: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    from spikeopd.evaluation.tasks import choose, data_files
+
+    return tuple((name, sha256(path)) for name, path in data_files(Path(folder), choose(tasks)).items())
+
+
+@cache
 def source_hash(name: str) -> str:
     from spikeopd.text import open_source
 
@@ -103,29 +135,30 @@ def source_hash(name: str) -> str:
 # --- carrying out ----------------------------------------------------------------------------------------------------
 
 
-def read_result(run: Run, pool: Path) -> dict[str, Any] | None:
+def read_result(run: Run | Zeroshot, pool: Path) -> dict[str, Any] | None:
+    """Students are named relative to the run's folder, so that a pool can be moved; here they are paths again."""
     path = run.folder(pool) / RESULT
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        for name in ("student", "pre_onset_student"):
+            if found.get(name):
+                found[name] = str(path.parent / found[name])
+        return found
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise InputError(f"{path}: damaged ({error}); remove it to evaluate the run again") from error
 
 
-def request(run: Run, pool: Path) -> Path:
+def request(run: Run | Zeroshot, pool: Path) -> Path:
     """The run's folder with its request in it."""
     folder = run.folder(pool)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(
-        folder / "request.json",
-        {"kind": run.kind, "key": run.key, "config": config_to_dict(run.config), "length": run.length,
-         "benchmarks": run.benchmarks, "limit": run.limit},
-    )  # fmt: skip
+    write_json(folder / "request.json", {"key": run.key, **run.asked()})
     return folder
 
 
-def execute(runs: Sequence[tuple[str, Run]], pool: Path, jobs: int, note: Note) -> list[dict[str, Any]]:
+def execute(runs: Sequence[tuple[str, Run | Zeroshot]], pool: Path, jobs: int, note: Note) -> list[dict[str, Any]]:
     """Results in order. (label, run) pairs; at most `jobs` processes; the first failure stops the rest."""
     waiting = {run.key: (label, run) for label, run in runs if read_result(run, pool) is None}
     total = len({run.key for _, run in runs})

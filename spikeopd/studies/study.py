@@ -17,7 +17,7 @@ from spikeopd.files import write_json, write_text
 from spikeopd.runlog import environment
 from spikeopd.studies import tables
 from spikeopd.studies.definitions import Row, Study, base_of
-from spikeopd.studies.runs import Note, Run, execute, read_result, stage1_run, stage2_run
+from spikeopd.studies.runs import Note, Run, Zeroshot, benchmark_hashes, execute, read_result, stage1_run, stage2_run
 from spikeopd.studies.values import make_table, of_row
 
 
@@ -34,6 +34,7 @@ class Request:
     teacher: str | None = None
     overrides: tuple[str, ...] = ()  # as given; rows with a recipe of their own apply them to it
     benchmarks: str | None = None
+    tasks: tuple[str, ...] = ()  # of the benchmarks; all eight if none is named
     limit: int | None = None
 
     @property
@@ -80,12 +81,9 @@ def runs_of(request: Request, row: Row) -> list[Run]:
     if row.kind == "evaluate":
         seeds = (0,)  # an evaluation has no seed; one key for all studies
     return [
-        stage2_run(
-            base, student_of(request, row), (*row.overrides, *teacher, f"train.seed={seed}"),
-            benchmarks=request.benchmarks, limit=request.limit, **kind,
-        )
+        stage2_run(base, student_of(request, row), (*row.overrides, *teacher, f"train.seed={seed}"), **kind)
         for seed in seeds
-    ]  # fmt: skip
+    ]
 
 
 def needed_stage1(request: Request) -> list[tuple[str, Run]]:
@@ -95,7 +93,8 @@ def needed_stage1(request: Request) -> list[tuple[str, Run]]:
     for row in rows_of(request):
         if row.kind != "stage1":
             run = stage1_of(request, row)
-            found.setdefault(run.key, ("Stage 1", run))
+            size = f" of {row.label}" if row.base or row.recipe else ""
+            found.setdefault(run.key, (f"Stage 1{size}", run))
     return list(found.values())
 
 
@@ -123,6 +122,8 @@ def _label(request: Request, row: Row, index: int) -> str:
 
 def carry_out(request: Request, note: Note) -> dict[str, Any]:
     """The whole study; returns what is written to result.json."""
+    if request.benchmarks:
+        benchmark_hashes(request.benchmarks, request.tasks)  # missing data shows now, not after hours of training
     execute(needed_stage1(request), request.pool, request.jobs, note)
     rows = rows_of(request)
     runs = [runs_of(request, row) for row in rows]
@@ -133,9 +134,27 @@ def carry_out(request: Request, note: Note) -> dict[str, Any]:
     ]
     found = iter(execute(flat, request.pool, request.jobs, note))
     results = [[next(found) for _ in group] for group in runs]
+    if request.benchmarks:
+        add_zeroshot(request, flat, results, note)
     if request.study.figure == "diagnostics":
         diagnose(request, rows, runs, results, note)
     return write(request, rows, runs, results)
+
+
+def add_zeroshot(
+    request: Request, labelled: Sequence[tuple[str, Run]], results: list[list[dict[str, Any]]], note: Note
+) -> None:
+    """Accuracy of every row's students: of a collapsed run the last one before the onset, as in Tab. 1."""
+    assert request.benchmarks is not None
+    flat = [result for group in results for result in group]
+    students = [result.get("pre_onset_student") or result["student"] for result in flat]
+    scored = execute(
+        [(f"{label}, zero-shot", Zeroshot(student, request.benchmarks, request.tasks, request.limit))
+         for (label, _), student in zip(labelled, students, strict=True)],
+        request.pool, request.jobs, note,
+    )  # fmt: skip
+    for result, found in zip(flat, scored, strict=True):
+        result["zeroshot"] = found
 
 
 def diagnose(
@@ -220,9 +239,7 @@ def write(
 
 def _portable(run: Run, result: dict[str, Any]) -> dict[str, Any]:
     """A result without places of this machine."""
-    kept = {name: value for name, value in result.items() if name not in ("student", "key")}
-    if "zeroshot" in kept:
-        kept["zeroshot"] = {name: value for name, value in kept["zeroshot"].items() if name != "student"}
+    kept = {name: value for name, value in result.items() if name not in ("student", "pre_onset_student", "key")}
     return {"folder": run.key[:20], "seed": run.config.train.seed, **kept}
 
 
@@ -236,7 +253,10 @@ def notes(request: Request) -> list[str]:
         said.append("stress test: the teacher was constructed to fall into runs of one token (docs/studies.md)")
     if not request.benchmarks:
         said.append("no zero-shot average: give --benchmarks DIR; quality is perplexity on validation text")
-    elif request.limit:
+        return said
+    if request.tasks:
+        said.append(f"Avg. is over {', '.join(request.tasks)} only; the paper's is over eight tasks")
+    if request.limit:
         said.append(f"zero-shot accuracy over the first {request.limit} questions of each task only")
     return said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import sys
 import time
@@ -37,6 +38,16 @@ def work(folder: Path) -> None:
 
     logging.disable_progress_bar()
     asked = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    began = time.monotonic()
+    result = zeroshot(asked) if asked["kind"] == "zeroshot" else train_and_evaluate(folder, asked)
+    result["seconds"] = round(time.monotonic() - began, 1)
+    result["cpu_seconds"] = round(time.process_time(), 1)  # what the run costs on a machine with nothing else to do
+    write_json(folder / RESULT, result)
+    for name in ("checkpoints", "buffer"):  # not needed any more, and large
+        shutil.rmtree(folder / "stage2" / name, ignore_errors=True)
+
+
+def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     config = config_from_dict(asked["config"], str(folder / "request.json"))
     began = time.monotonic()
     summary: dict[str, Any] = {}
@@ -46,20 +57,18 @@ def work(folder: Path) -> None:
         summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True) or {}
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
-    result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1), "student": str(student)}
+    result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
+              "student": os.path.relpath(student, folder)}  # fmt: skip
     result |= summary.get("stage1", {}) if config.train.stage == "1" else summary.get("stage2", {})
     if config.train.stage != "1":
         result["evaluation"] = evaluate(config, student, asked["length"])
     if config.train.stage != "1" and asked["kind"] == "train":
         result["trace"] = trace(folder)
-        result["pre_onset"] = pre_onset(folder, result)
-    if asked["benchmarks"]:
-        result["zeroshot"] = zeroshot(result, student, folder, asked)
-    shutil.rmtree(folder / "stage2" / "checkpoints", ignore_errors=True)
-    shutil.rmtree(folder / "stage2" / "buffer", ignore_errors=True)
-    result["seconds"] = round(time.monotonic() - began, 1)
-    result["cpu_seconds"] = round(time.process_time(), 1)  # what the run costs on a machine with nothing else to do
-    write_json(folder / RESULT, result)
+        result["pre_onset"] = pre_onset(result)
+        if result["pre_onset"] is not None:
+            before = student_at(folder, config, result["pre_onset"]["update"])
+            result["pre_onset_student"] = os.path.relpath(before, folder)
+    return result
 
 
 def final_student(config: Config, folder: Path, kind: str) -> Path:
@@ -113,8 +122,8 @@ def trace(folder: Path) -> dict[str, list[Any]]:
     return {name.removeprefix("stage2/"): [line.get(name) for line in lines] for name in names}
 
 
-def pre_onset(folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
-    """The last evaluation before the collapse showed, with its student; None when nothing collapsed.
+def pre_onset(result: dict[str, Any]) -> dict[str, Any] | None:
+    """The last evaluation before the collapse showed; None when nothing collapsed.
 
     The detector sees a window's mean, so a collapse is dated to the end of its first window (Tab. 1: first update at
     which the means exceed the limits).
@@ -128,43 +137,47 @@ def pre_onset(folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
     return {"update": update, "perplexity": perplexity}
 
 
-def zeroshot(result: dict[str, Any], student: Path, folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Eight-task accuracies in percent: of the last student before the onset, else of the final one."""
-    from spikeopd.evaluation import zeroshot as harness
-    from spikeopd.evaluation.models import offline, open_model
-    from spikeopd.evaluation.scoring import Limits
-    from spikeopd.evaluation.tasks import choose
-
-    chosen = student
-    if (before := result.get("pre_onset")) is not None:
-        chosen = student_at(folder, student, before["update"])
-    offline()
-    found = harness.evaluate(
-        open_model(str(chosen)), choose(None), data_dir=Path(asked["benchmarks"]), limit=asked["limit"], limits=Limits()
-    )
-    whole = harness.aggregate([found], "acc")
-    tasks = {name: 100 * task["mean"] for name, task in whole["tasks"].items()}
-    return {"student": str(chosen), "limit": asked["limit"], "tasks": tasks, "average": 100 * whole["average"]["mean"]}
-
-
-def student_at(folder: Path, final: Path, update: int) -> Path:
+def student_at(folder: Path, config: Config, update: int) -> Path:
     """The student of a stored checkpoint as a folder of its own; update 0 is where the run started."""
     if update == 0:
-        return Path(json.loads((folder / "request.json").read_text())["config"]["stage2"]["model_name_or_path"])
+        assert config.stage2.model_name_or_path is not None
+        return Path(config.stage2.model_name_or_path)
     from safetensors.torch import load_file
 
     from spikeopd.files import new_directory
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 
     weights = load_file(folder / "stage2" / "checkpoints" / f"update-{update:06d}" / "objective.safetensors")
-    student = BiSpikCLMForCausalLM.from_pretrained(final)
+    student = BiSpikCLMForCausalLM.from_pretrained(folder / "final")
     student.load_state_dict({k.removeprefix("student."): v for k, v in weights.items() if k.startswith("student.")})
+    shutil.rmtree(folder / "pre_onset", ignore_errors=True)  # of an evaluation that was stopped
     with new_directory(folder / "pre_onset") as target:
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            if (final / name).is_file():
-                shutil.copy(final / name, target / name)
+            if (folder / "final" / name).is_file():
+                shutil.copy(folder / "final" / name, target / name)
         student.save_pretrained(target)
     return folder / "pre_onset"
+
+
+def zeroshot(asked: dict[str, Any]) -> dict[str, Any]:
+    """Accuracy of each task and their mean, in percent."""
+    from spikeopd.evaluation import zeroshot as harness
+    from spikeopd.evaluation.models import offline, open_model
+    from spikeopd.evaluation.scoring import Limits
+    from spikeopd.evaluation.tasks import choose
+
+    offline()
+    found = harness.evaluate(
+        open_model(asked["student"]),
+        choose(asked["tasks"]),
+        data_dir=Path(asked["benchmarks"]),
+        limit=asked["limit"],
+        limits=Limits(),
+    )
+    whole = harness.aggregate([found], "acc")
+    tasks = {name: 100 * task["mean"] for name, task in whole["tasks"].items()}
+    questions = {name: task["questions"] for name, task in found["tasks"].items()}
+    return {"limit": asked["limit"], "questions": questions, "tasks": tasks, "average": 100 * whole["average"]["mean"]}
 
 
 if __name__ == "__main__":

@@ -97,12 +97,20 @@ def test_results_come_back_in_order_with_duplicates(items, size, share):
 
 def test_batches_keep_the_limits_and_put_long_items_first():
     groups = [Group(tuple(question(length, (1, 2), (3, 4), start=length)), length) for length in (10, 30, 20, 12)]
-    packed = list(batches(groups, Limits(sequences=4), 100))
+    packed = list(batches(groups, Limits(sequences=4), Counting()))
     assert [[group.shared for group in batch] for batch in packed] == [[30, 20], [12, 10]]
-    by_tokens = list(batches(groups, Limits(tokens=90), 100))
+    by_tokens = list(batches(groups, Limits(tokens=90), Counting()))
     assert [[group.shared for group in batch] for batch in by_tokens] == [[30], [20, 12], [10]]
-    by_logits = list(batches(groups, Limits(logits=2 * 2 * 2 * 100), 100))
+    by_logits = list(batches(groups, Limits(logits=2 * 2 * 2 * 100), Counting()))
     assert [len(batch) for batch in by_logits] == [2, 2]
+
+
+def test_padding_never_outgrows_the_position_table():
+    """A long context with short endings beside a short context with long ones: 38 + 20 positions, of 40."""
+    long = Group(tuple(question(38, (1, 2), (3, 4))), 38)
+    short = Group(tuple(question(12, tuple(range(20)), tuple(range(20, 40)), start=50)), 12)
+    assert [len(batch) for batch in batches([long, short], Limits(), Counting())] == [1, 1]
+    assert [len(batch) for batch in batches([long, short], Limits(sequences=8), Counting())] == [1, 1]
 
 
 def test_a_long_context_loses_its_beginning():

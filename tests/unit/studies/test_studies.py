@@ -8,12 +8,16 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluation_items import write_items
 from training_setup import SMALL, small_setup
 
 from spikeopd.config import load_config
+from spikeopd.diagnostics.rollouts import CollapseDetector
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.methods import opd, spad
 from spikeopd.studies import figures, runs, tables, values, worker
@@ -183,6 +187,66 @@ def test_a_study_stopped_from_outside_ends_its_processes_and_goes_on(world, tmp_
     assert updates == list(range(1, 401))
 
 
+def test_zero_shot_accuracy_asked_for_later_repeats_no_training(world, tmp_path, here):
+    """Two items for each of the eight tasks through the harness; same student, same questions: one evaluation."""
+    request = ask(world, tmp_path, "ablation")
+    studying.carry_out(request, lambda line: None)
+    trained = list(here)
+    assert len(trained) == 4
+    items = str(write_items(tmp_path / "items"))
+    request = replace(request, benchmarks=items, tasks=("piqa", "boolq"))
+    whole = studying.carry_out(request, lambda line: None)
+    assert len(here) == 4 + 4 and here[:4] == trained, "four evaluations, no training"
+    scores = [row["runs"][0]["zeroshot"] for row in whole["rows"]]
+    assert all(score["questions"] == {"boolq": 2, "piqa": 2} for score in scores)
+    assert [row["values"]["average"]["mean"] for row in whole["rows"]] == [
+        (score["tasks"]["piqa"] + score["tasks"]["boolq"]) / 2 for score in scores
+    ]
+    assert "Avg. %" in whole["text"] and "over piqa, boolq only" in whole["text"]
+    studying.carry_out(request, lambda line: None)
+    assert len(here) == 8
+    (tmp_path / "items" / "piqa" / "validation.jsonl").unlink()
+    runs.benchmark_hashes.cache_clear()
+    with pytest.raises(InputError, match="lacks 1 of 2 tasks"):
+        studying.carry_out(request, lambda line: None)
+
+
+class CollapsesAt3(CollapseDetector):
+    def update(self, update, adj, dist4):
+        self.onset = 3 if update >= 3 else None
+        return update >= 3
+
+
+def test_a_collapsed_run_is_scored_by_its_last_student_before_the_onset(world, tmp_path, here, monkeypatch):
+    folder, _, config = world
+    monkeypatch.setattr(opd, "CollapseDetector", CollapsesAt3, raising=True)
+    run = stage2_run(config, folder / "student", ["stage2.updates=4", "train.eval_every=1", "train.save_every=1"])
+    (found,) = runs.execute([("run", run)], tmp_path / "one", 1, lambda line: None)
+    assert found["onset"] == 3 and found["pre_onset"]["update"] == 2
+    short = stage2_run(config, folder / "student", ["stage2.updates=2", "train.eval_every=1", "train.save_every=1"])
+    (stopped,) = runs.execute([("two", short)], tmp_path / "one", 1, lambda line: None)
+    weights = [Path(path) / "model.safetensors" for path in (found["pre_onset_student"], stopped["student"])]
+    assert (
+        weights[0].read_bytes()
+        == weights[1].read_bytes()
+        != (Path(found["student"]) / "model.safetensors").read_bytes()
+    )
+    scored = []
+    monkeypatch.setattr(studying, "execute", lambda asked, *_: scored.extend(asked) or [{"average": 50.0}] * len(asked))
+    request = replace(ask(world, tmp_path, "stability"), benchmarks="data")
+    studying.add_zeroshot(request, [("run", run)], [[found]], lambda line: None)
+    assert scored[0][1].student == found["pre_onset_student"] and found["zeroshot"] == {"average": 50.0}
+
+
+def test_a_pool_can_be_moved(world, tmp_path, here):
+    folder, _, config = world
+    run = stage2_run(config, folder / "student")
+    runs.execute([("run", run)], tmp_path / "here", 1, lambda line: None)
+    (tmp_path / "here").rename(tmp_path / "there")
+    found = runs.read_result(run, tmp_path / "there")
+    assert found is not None and (Path(found["student"]) / "model.safetensors").is_file()
+
+
 def test_one_thread_for_every_run():
     assert runs.one_thread({"PATH": "x", "OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "1"
 
@@ -211,12 +275,12 @@ def test_a_row_by_hand():
     assert values.cell(row, Column("average", "Avg.")) == "-"
 
 
-def test_last_evaluation_before_the_onset(tmp_path):
+def test_last_evaluation_before_the_onset():
     trace = {"update": [1, 2, 3, 4], "perplexity": [None, 7.0, None, 9.0]}
-    assert worker.pre_onset(tmp_path, {"onset": None}) is None
-    assert worker.pre_onset(tmp_path, {"onset": 4, "trace": trace}) == {"update": 2, "perplexity": 7.0}
+    assert worker.pre_onset({"onset": None}) is None
+    assert worker.pre_onset({"onset": 4, "trace": trace}) == {"update": 2, "perplexity": 7.0}
     start = {"onset": 2, "trace": trace, "start": {"perplexity": 6.5}}
-    assert worker.pre_onset(tmp_path, start) == {"update": 0, "perplexity": 6.5}
+    assert worker.pre_onset(start) == {"update": 0, "perplexity": 6.5}
 
 
 def test_running_mean():

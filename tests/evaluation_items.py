@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "benchmarks"  # real files, where they are at hand
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "benchmarks"  # real files, where they are at hand
 
 
 def _choices(*texts: str) -> dict[str, list[str]]:
