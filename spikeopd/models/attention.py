@@ -28,10 +28,17 @@ def spiking_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, threshold_a: Tensor, threshold_r: Tensor, alpha: float, xi: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(A, R, C, Z). mask [batch, 1, query, key] is 1 where a query may see a key; thresholds are [head]."""
-    counts = (q @ k.transpose(-1, -2)) * mask
+    counts = _matmul(q, k.transpose(-1, -2)) * mask
     a = lif(counts, threshold_a.view(-1, 1, 1), alpha, xi) * mask
-    z = a @ v
+    z = _matmul(a, v)
     return a, lif(z, threshold_r.view(-1, 1, 1), alpha, xi), counts, z
+
+
+def _matmul(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y. From a cache, y lies batch first in memory: multiplied in that order it need not be copied."""
+    if y.stride(0) < y.stride(1):
+        return (x.transpose(0, 1) @ y.transpose(0, 1)).transpose(0, 1)
+    return x @ y
 
 
 def causal_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: int, device, dtype) -> Tensor:
@@ -45,24 +52,24 @@ def causal_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: i
 
 
 def pack_spikes(x: Tensor) -> Tensor:
-    """[time, batch, head, token, d_h] -> uint8 [batch, head, token, time * ceil(d_h / 8)]: one bit per spike."""
+    """[time, batch, head, token, d_h] -> uint8 [batch, time * head, token, ceil(d_h / 8)]: one bit per spike."""
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)).unflatten(-1, (-1, 8))
     weights = (1 << torch.arange(8, device=x.device)).to(x.dtype)  # a sum of them is exact in every float type
-    return (x @ weights).to(torch.uint8).permute(1, 2, 3, 0, 4).flatten(-2)
+    return (x @ weights).to(torch.uint8).transpose(0, 1).flatten(1, 2)
 
 
 def unpack_spikes(packed: Tensor, num_steps: int, head_dim: int, dtype: torch.dtype) -> Tensor:
     """Inverse of `pack_spikes`. Eight bits are looked up at a time: one pass over memory instead of three."""
     byte = torch.arange(256, device=packed.device)
     table = ((byte[:, None] >> torch.arange(8, device=packed.device)) & 1).to(dtype)
-    bits = torch.nn.functional.embedding(packed.int().unflatten(-1, (num_steps, -1)), table)
-    return bits.flatten(-2)[..., :head_dim].permute(3, 0, 1, 2, 4)
+    bits = torch.nn.functional.embedding(packed.int(), table)
+    return bits.flatten(-2)[..., :head_dim].unflatten(1, (num_steps, -1)).transpose(0, 1)
 
 
 def update_cache(cache: Cache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Append the new spikes to the cache, bit-packed, and return all of them.
 
-    The packed form has the layout [batch, head, token, bytes] of any key/value cache, so the stock
+    The packed form has the layout [batch, heads, token, bytes] of any key/value cache (every step a head), so the stock
     Hugging Face cache holds it, and with it beams, cropping and offloading work unchanged.
     """
     packed = cache.update(pack_spikes(k), pack_spikes(v), layer)

@@ -77,6 +77,19 @@ def forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, T
     return membrane.view(current.shape), spikes.view(current.shape)
 
 
+def spikes(current: Tensor, threshold: Tensor, alpha: float) -> Tensor:
+    """Spikes alone, where nothing will go backward: the membranes are not stored."""
+    rows, length, repeat = _shape(current, threshold)
+    fired = torch.empty_like(current, memory_format=torch.contiguous_format)
+    kernel = _spikes_parallel if _threads() > 1 else _spikes_rows
+    kernel(
+        0, rows,
+        current.detach().contiguous().view(-1, rows, length).numpy(), threshold.detach().reshape(-1).numpy(), repeat,
+        np.float32(alpha), fired.view(-1, rows, length).numpy(),
+    )  # fmt: skip
+    return fired
+
+
 def backward(
     grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, learned: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -133,6 +146,39 @@ def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spik
 def _forward_parallel(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
     for row in prange(first, last):
         _forward_rows(row, row + 1, current, threshold, repeat, alpha, membrane, spikes)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
+    steps, _, length = current.shape
+    rest, membrane = np.zeros(min(_CHUNK, length), np.float32), np.empty(min(_CHUNK, length), np.float32)
+    zero, one = np.float32(0), np.float32(1)
+    for row in range(first, last):
+        for lo in range(0, length, _CHUNK):
+            hi = min(length, lo + _CHUNK)
+            u, fired = membrane[: hi - lo], rest[: hi - lo]
+            u[:] = zero
+            for t in range(steps):
+                x, s = current[t, row, lo:hi], spikes[t, row, lo:hi]
+                if repeat == 0:
+                    v = threshold[lo:hi]
+                    for i in range(hi - lo):
+                        u[i] = alpha * u[i] + x[i] - v[i] * fired[i]
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= v[i] else zero
+                else:
+                    w = threshold[row % repeat]
+                    for i in range(hi - lo):
+                        u[i] = alpha * u[i] + x[i] - w * fired[i]
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= w else zero
+                fired = s
+
+
+@njit(parallel=True, cache=True, nogil=True)
+def _spikes_parallel(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
+    for row in prange(first, last):
+        _spikes_rows(row, row + 1, current, threshold, repeat, alpha, spikes)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})

@@ -26,6 +26,8 @@ def lif_step(
 
 def lif(current: Tensor, threshold: Tensor, alpha: float = 0.9, xi: float = 2.0) -> Tensor:
     """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned."""
+    if not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
+        return lif_cpu.spikes(current, threshold.to(current.dtype), alpha)
     return _LIF.apply(current, threshold, alpha, xi)
 
 

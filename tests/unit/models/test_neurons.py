@@ -75,6 +75,10 @@ def test_compiled_path_gives_the_same_spikes_and_gradients(shape, monkeypatch):
         c, v = current.clone().requires_grad_(), threshold.clone().requires_grad_()
         spikes = lif(c, v)
         (spikes * current.cos()).sum().backward()
+        with torch.no_grad():
+            assert torch.equal(lif(c, v), spikes), "without gradients the membranes are not stored"
+            strided = c.transpose(-1, -2).contiguous().transpose(-1, -2)
+            assert torch.equal(lif(strided, v), spikes)
         results.append((spikes.detach(), c.grad, v.grad))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.allclose(results[0][1], results[1][1], atol=1e-6)
@@ -91,10 +95,11 @@ def test_compiled_path_does_not_depend_on_threads():
             v = torch.full((33,), 0.7, requires_grad=True)
             c = current.clone().requires_grad_()
             lif(c, v).sin().sum().backward()
-            results.append((c.grad, v.grad))
+            with torch.no_grad():
+                results.append((c.grad, v.grad, lif(c, v)))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_surrogate_is_bounded_by_half_its_sharpness():
