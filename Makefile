@@ -63,7 +63,7 @@ lava: install
 	@$(BIN)/python -c 'from neuro_sim.lava.compat import lava_available; print("Lava:", "ready" if lava_available() else "missing")'
 
 bench: install
-	@echo "Each prints ratios, interleaved in one run; see docs/benchmarks.md"
+	@echo "Two of benchmarks/*.py: each says in its head what it measures, and prints ratios taken in turns in one run"
 	$(BIN)/python benchmarks/neuron.py
 	$(BIN)/python benchmarks/decode.py
 

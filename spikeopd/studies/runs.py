@@ -165,7 +165,7 @@ def execute(runs: Sequence[tuple[str, Run | Zeroshot]], pool: Path, jobs: int, n
     if waiting:
         note(f"{total - len(waiting)} of {total} runs are finished; {len(waiting)} to do, {jobs} at a time")
     # In this order: leaving ends the processes first, then the threads that wait for them.
-    with ThreadPoolExecutor(jobs) as executor, processes() as start:
+    with ThreadPoolExecutor(jobs) as executor, processes(accelerators(os.environ)) as start:
         futures: dict[Future[float], str] = {
             executor.submit(start, request(run, pool)): label for label, run in waiting.values()
         }
@@ -187,10 +187,23 @@ def execute(runs: Sequence[tuple[str, Run | Zeroshot]], pool: Path, jobs: int, n
     return results
 
 
+def accelerators(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs a study may use, as CUDA names them."""
+    if (named := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
 @contextmanager
-def processes() -> Iterator[Callable[[Path], float]]:
-    """Gives a function that carries out one requested run and returns its seconds; ends what is left at exit."""
+def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path], float]]:
+    """Gives a function that carries out one requested run and returns its seconds; ends what is left at exit.
+
+    A run sees one GPU, the one with the fewest runs on it.
+    """
     running: set[subprocess.Popen[bytes]] = set()
+    load = dict.fromkeys(gpus, 0)
     guard = threading.Lock()
     closed = False
 
@@ -200,14 +213,21 @@ def processes() -> Iterator[Callable[[Path], float]]:
             with guard:
                 if closed:
                     raise CheckFailed(f"{folder}: stopped before it began")
+                gpu = min(load, key=load.__getitem__, default=None)
+                environment = one_thread(os.environ)
+                if gpu is not None:
+                    environment["CUDA_VISIBLE_DEVICES"] = gpu
+                    load[gpu] += 1
                 process = subprocess.Popen(
                     [sys.executable, "-m", "spikeopd.studies.worker", str(folder)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=one_thread(os.environ),
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 )  # fmt: skip
                 running.add(process)
             code = process.wait()
         with guard:
             running.discard(process)
+            if gpu is not None:
+                load[gpu] -= 1
         if code:
             lines = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
             raise CheckFailed(f"{folder}: the run failed ({lines[-1] if lines else f'exit {code}'}); see its log.txt")

@@ -68,6 +68,28 @@ def test_every_paper_map_entry_exists():
             assert (ROOT / path).is_file(), path
 
 
+def test_every_document_that_is_pointed_to_exists():
+    """Links and headings in Markdown, and `docs/...` named in messages, comments and the Makefile."""
+    documents = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    for path in documents:
+        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if link.startswith(("http", "#")):
+                continue
+            name, _, heading = link.partition("#")
+            target = path.parent / name
+            assert target.exists(), f"{path.name} points to {link}"
+            if heading:
+                titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert heading in slugs, f"{path.name} points to {link}"
+    sources = [*documents, ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for folder in ("spikeopd", "export", "neuro_sim", "energy", "benchmarks", "examples"):
+        sources += [path for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".sh", ".yaml")]
+    for path in sources:
+        for name in re.findall(r"docs/[\w/]+\.md", path.read_text()):
+            assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)} names {name}"
+
+
 def test_shipped_teacher_is_small_and_says_how_it_was_made():
     folder = ROOT / "spikeopd" / "assets" / "tiny"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 4_000_000

@@ -51,6 +51,9 @@ def here(monkeypatch):
     done = []
 
     class Inline:
+        def __init__(self, gpus=()):
+            pass
+
         def __enter__(self):
             def start(folder):
                 done.append(folder.name)
@@ -245,6 +248,28 @@ def test_a_pool_can_be_moved(world, tmp_path, here):
     (tmp_path / "here").rename(tmp_path / "there")
     found = runs.read_result(run, tmp_path / "there")
     assert found is not None and (Path(found["student"]) / "model.safetensors").is_file()
+
+
+def test_runs_side_by_side_have_a_gpu_each(tmp_path, monkeypatch):
+    """Real processes that write down what they see; three runs at a time on two devices."""
+    assert runs.accelerators({"CUDA_VISIBLE_DEVICES": "3,GPU-5a"}) == ["3", "GPU-5a"]
+    assert runs.accelerators({"CUDA_VISIBLE_DEVICES": ""}) == []
+    real = subprocess.Popen
+    code = """import os, sys, time
+time.sleep(0.5)
+open(sys.argv[1] + "/seen", "w").write(os.environ["CUDA_VISIBLE_DEVICES"])"""
+
+    def process(words, **rest):
+        return real([sys.executable, "-c", code, words[-1]], **rest)
+
+    monkeypatch.setattr(runs.subprocess, "Popen", process)
+    folders = [tmp_path / str(index) for index in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    with runs.ThreadPoolExecutor(3) as executor, runs.processes(["3", "GPU-5a"]) as start:
+        list(executor.map(start, folders))
+    seen = sorted((folder / "seen").read_text() for folder in folders)
+    assert seen in (["3", "3", "GPU-5a"], ["3", "GPU-5a", "GPU-5a"])
 
 
 def test_one_thread_for_every_run():
