@@ -45,26 +45,32 @@ def bars(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]],
 
 
 def collapse(rows: Sequence[Row], results: Sequence[Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
-    """Adj and 1 - Dist-4 of the training rollouts by update: thin each seed, bold the 20-update mean of the first."""
+    """Adj and 1 - Dist-4 of the training rollouts by update, as the collapse detector sees them (20-update means).
+
+    Thin: every seed. Bold: their mean. Triangles: the onsets. Dotted: the limits that together mean collapse.
+    """
     plot = pyplot()
-    figure, axes = plot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, axes = plot.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for index, (row, runs) in enumerate(zip(rows, results, strict=True)):
-        for number, run in enumerate(runs):
-            trace = run.get("trace") or {}
-            if not any(value is not None for value in trace.get("adj", [])):
-                continue
-            updates = np.array(trace["update"])
-            for axis, curve in ((axes[0], np.array(trace["adj"])), (axes[1], 1 - np.array(trace["dist4"]))):
-                axis.plot(updates, curve, color=f"C{index}", linewidth=0.5, alpha=0.25)
-                if number == 0:
-                    style = STYLES[index % len(STYLES)]
-                    axis.plot(
-                        updates, running_mean(curve, 20), style, color=f"C{index}", linewidth=1.8, label=row.label
-                    )
+        traces = [run["trace"] for run in runs if any(v is not None for v in (run.get("trace") or {}).get("adj", []))]
+        if not traces:
+            continue
+        updates = np.array(min((trace["update"] for trace in traces), key=len))
+        onsets = [run["onset"] for run in runs if run.get("onset") is not None]
+        collapsed = f" ({len(onsets)} of {len(traces)} collapsed)"
+        for axis, name in ((axes[0], "adj"), (axes[1], "dist4")):
+            seen = np.array([trace[name][: len(updates)] for trace in traces], float)
+            curves = np.array([running_mean(curve, 20) for curve in (seen if name == "adj" else 1 - seen)])
+            for curve in curves if len(curves) > 1 else ():
+                axis.plot(updates, curve, color=f"C{index}", linewidth=0.5, alpha=0.35)
+            mean, style = curves.mean(0), STYLES[index % len(STYLES)]
+            axis.plot(updates, mean, style, color=f"C{index}", linewidth=1.8, label=row.label + collapsed)
+            axis.plot(onsets, np.interp(onsets, updates, mean), "v", color=f"C{index}", markersize=5)
     for axis, title, limit in ((axes[0], "adjacent repetition", 0.10), (axes[1], "1 - Dist-4", 0.05)):
         axis.axhline(limit, color="0.5", linestyle=":", linewidth=1)
-        axis.set_title(title)
+        axis.set_title(f"{title}, 20-update mean", fontsize=10)
         axis.set_xlabel("update")
+        axis.set_ylim(bottom=0)
     axes[0].legend(fontsize=8)
     return save(figure, folder, "figure")
 
