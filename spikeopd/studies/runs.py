@@ -122,7 +122,8 @@ def teacher_hash(name: str) -> str:
 def benchmark_hashes(folder: str, tasks: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     from spikeopd.evaluation.tasks import choose, data_files
 
-    return tuple((name, sha256(path)) for name, path in data_files(Path(folder), choose(tasks)).items())
+    files = data_files(Path(folder), choose(tasks), option="--benchmarks")
+    return tuple((name, sha256(path)) for name, path in files.items())
 
 
 @cache
