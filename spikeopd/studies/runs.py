@@ -50,6 +50,19 @@ class Run:
     def folder(self, pool: Path) -> Path:
         return pool / self.key[:20]
 
+    @property
+    def cost(self) -> int:
+        """For the order of runs: tokens trained on, about."""
+        first, second = self.config.stage1, self.config.stage2
+        if self.kind == "evaluate":
+            return 0
+        if self.config.train.stage == "1":
+            rows = first.micro_batch_size * first.gradient_accumulation_steps
+            return first.updates * rows * self.config.data.sequence_length
+        # Small-LR takes twice the updates; an update generates its tokens, then learns from them.
+        updates = second.updates * (2 if second.method == "small_lr_opd" else 1)
+        return 2 * updates * second.batch_size * (second.prompt_length + second.max_completion_length)
+
     def asked(self) -> dict[str, Any]:
         return {"kind": self.kind, "config": config_to_dict(self.config), "length": self.length}
 
@@ -62,6 +75,7 @@ class Zeroshot:
     benchmarks: str  # folder of zero-shot data
     tasks: tuple[str, ...] = ()  # of them; all eight if none is named
     limit: int | None = None  # questions of each task
+    cost = 0
 
     @property
     def key(self) -> str:
@@ -160,7 +174,8 @@ def request(run: Run | Zeroshot, pool: Path) -> Path:
 
 
 def execute(runs: Sequence[tuple[str, Run | Zeroshot]], pool: Path, jobs: int, note: Note) -> list[dict[str, Any]]:
-    """Results in order. (label, run) pairs; at most `jobs` processes; the first failure stops the rest."""
+    """Results in order. (label, run) pairs; at most `jobs` processes, long runs first, so that none is left over at the
+    end; the first failure stops the rest."""
     waiting = {run.key: (label, run) for label, run in runs if read_result(run, pool) is None}
     total = len({run.key for _, run in runs})
     if waiting:
@@ -168,7 +183,8 @@ def execute(runs: Sequence[tuple[str, Run | Zeroshot]], pool: Path, jobs: int, n
     # In this order: leaving ends the processes first, then the threads that wait for them.
     with ThreadPoolExecutor(jobs) as executor, processes(accelerators(os.environ)) as start:
         futures: dict[Future[float], str] = {
-            executor.submit(start, request(run, pool)): label for label, run in waiting.values()
+            executor.submit(start, request(run, pool)): label
+            for label, run in sorted(waiting.values(), key=lambda pair: -pair[1].cost)
         }
         left = set(futures)
         try:

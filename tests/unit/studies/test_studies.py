@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,6 +240,30 @@ def test_a_collapsed_run_is_scored_by_its_last_student_before_the_onset(world, t
     request = replace(ask(world, tmp_path, "stability"), benchmarks="data")
     studying.add_zeroshot(request, [("run", run)], [[found]], lambda line: None)
     assert scored[0][1].student == found["pre_onset_student"] and found["zeroshot"] == {"average": 50.0}
+
+
+def test_long_runs_come_first_and_results_stay_in_order(world, tmp_path, monkeypatch):
+    folder, _, config = world
+    asked = [("short", stage2_run(config, folder / "student")),
+             ("evaluation", stage2_run(config, folder / "student", kind="evaluate")),
+             ("long", stage2_run(config, folder / "student", ["stage2.updates=3"])),
+             ("small", stage2_run(config, folder / "student", ["stage2.method=small_lr_opd"]))]  # fmt: skip
+    names = {run.folder(tmp_path).name: label for label, run in asked}
+    done = []
+
+    @contextmanager
+    def processes(gpus):
+        def start(path):
+            done.append(names[path.name])
+            (path / "result.json").write_text(json.dumps({"label": names[path.name]}))
+            return 0.0
+
+        yield start
+
+    monkeypatch.setattr(runs, "processes", processes)
+    results = runs.execute(asked, tmp_path, 1, lambda line: None)
+    assert done == ["small", "long", "short", "evaluation"]
+    assert [result["label"] for result in results] == ["short", "evaluation", "long", "small"]
 
 
 def test_a_pool_can_be_moved(world, tmp_path, here):
