@@ -54,29 +54,35 @@ def table(values: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Mapping[s
 
 
 def draw(values: Mapping[str, Mapping[str, Any]], folder: Path, name: str = "diagnostics") -> list[Path]:
-    """Figures 1 (A teacher KL, B gap) and 2 (A spike-rate gap, B hidden, C membrane) in one sheet, PNG and SVG."""
+    """Figure 1 (teacher KL, gap) and Figure 2 (spike rates, hidden, membrane) in one sheet, PNG and SVG."""
     plot = pyplot()
-    figure, axes = plot.subplots(1, 5, figsize=(19, 3.6), layout="constrained")
+    figure, axes = plot.subplots(2, 3, figsize=(12, 6.4), layout="constrained")
+    (kl, gap, drift), (improvement, hidden, membrane) = axes
     colours = [f"C{index}" for index in range(len(values))]
     for (label, row), colour in zip(values.items(), colours, strict=True):
         steps = range(1, len(row["prefix_gap"]) + 1)
-        axes[0].plot(steps, row["kappa_self"], color=colour, label=f"{label}, self")
-        axes[0].plot(steps, row["kappa_corp"], color=colour, linestyle="--", label=f"{label}, corpus")
-        axes[1].plot(steps, row["prefix_gap"], color=colour, label=label)
-        axes[2].plot(steps, [value * dynamics.DISPLAY for value in row["spike_drift"]], color=colour, label=label)
-    titles = ("teacher KL", "self - corpus KL gap", "spike-rate gap x 1e4", "hidden-state gap", "membrane gap")
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title)
-    for axis in axes[:3]:
-        axis.set_xlabel("rollout position")
-    axes[0].legend(fontsize=7)
-    axes[1].axhline(0, color="0.7", linewidth=0.8)
-    for axis, key in ((axes[3], "hidden_gap"), (axes[4], "membrane_drift")):
+        kl.plot(steps, row["kappa_self"], color=colour, label=label)
+        kl.plot(steps, row["kappa_corp"], color=colour, linestyle="--", linewidth=1)
+        gap.plot(steps, row["prefix_gap"], color=colour)
+        drift.plot(steps, [value * dynamics.DISPLAY for value in row["spike_drift"]], color=colour)
+        improvement.plot(steps, [value * dynamics.DISPLAY for value in row["spike_improvement"]], color=colour)
+    first = next(iter(values))
+    kl.set_title("teacher KL: self (solid), corpus (dashed)", fontsize=10)
+    gap.set_title("self - corpus KL gap, G(t)", fontsize=10)
+    drift.set_title(r"spike-rate gap, $D_{spk}(t) \times 10^4$", fontsize=10)
+    improvement.set_title(rf"closed against {first}, $\Delta_{{spk}}(t) \times 10^4$", fontsize=10)
+    for axis in (gap, improvement):
+        axis.axhline(0, color="0.7", linewidth=0.8)
+    for axis in (kl, gap, drift, improvement):
+        axis.set_xlabel("rollout position t")
+    for axis, key, title in ((hidden, "hidden_gap", "hidden-state gap $G_H$"),
+                             (membrane, "membrane_drift", "membrane gap $D_U$")):  # fmt: skip
         heights = [row[key] for row in values.values()]
-        bars = axis.bar(range(len(values)), heights, color=colours)
-        axis.bar_label(bars, fmt="%.3g")
-        axis.set_xticks(range(len(values)), list(values), rotation=15)
+        axis.bar_label(axis.bar(range(len(values)), heights, color=colours), fmt="%.4g")
+        axis.set_xticks(range(len(values)), list(values), fontsize=8)
+        axis.set_title(title, fontsize=10)
         axis.margins(y=0.15)
+    figure.legend(loc="outside lower center", ncols=len(values), fontsize=9, frameon=False)
     return save(figure, folder, name)
 
 

@@ -1,4 +1,4 @@
-"""The figure of a study: bars of what was measured with the paper's values beside, or the collapse traces of Fig. 3."""
+"""The figure of a study: what was measured with the paper's values beside, or the collapse traces of Fig. 3."""
 
 from __future__ import annotations
 
@@ -15,33 +15,46 @@ from spikeopd.studies.definitions import Row, Study
 STYLES = ("-", "-.", "--", "-")  # a curve that lies on another stays visible
 
 
-def bars(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """One panel per measured column; the paper's printed values as diamonds (same units, other models)."""
+def points(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """One panel per measured column: a point for each row, its sample standard deviation over the seeds as whiskers.
+
+    The paper's printed values are diamonds on an axis of their own at the top: other models, so other ranges.
+    """
     columns = [column for column in study.columns if any(isinstance(row.get(column.key), dict) for row in values)]
     plot = pyplot()
     figure, axes = plot.subplots(
-        1, len(columns), figsize=(3.0 * len(columns) + 1, 0.32 * len(rows) + 1.8), layout="constrained", squeeze=False
+        1, len(columns), figsize=(2.3 * len(columns) + 1.2, 0.3 * len(rows) + 2.0), layout="constrained", squeeze=False
     )
     places = np.arange(len(rows))[::-1]
     for axis, column in zip(axes[0], columns, strict=True):
         seen = [row.get(column.key) for row in values]
-        means = [value["mean"] if value else np.nan for value in seen]
+        means = np.array([value["mean"] if value else np.nan for value in seen])
         spreads = [(value["sd"] or 0.0) if value else 0.0 for value in seen]
-        shown = axis.barh(places, means, xerr=spreads if any(spreads) else None, color="C0", height=0.62)
-        axis.bar_label(
-            shown, labels=[f"{m:.{column.decimals}f}" if m == m else "" for m in means], fontsize=7, padding=2
-        )
-        axis.margins(x=0.25)
-        arrow = {"low": " (lower is better)", "high": " (higher is better)", "": ""}[column.better]
-        axis.set_title(column.label + arrow, fontsize=9)
-        printed = [row.paper.get(column.key) for row in rows]
-        points = [(value, at) for value, at in zip(printed, places, strict=True) if isinstance(value, (int, float))]
-        if points:
-            axis.scatter(*zip(*points, strict=True), marker="D", color="C1", s=18, zorder=3, label="paper")
-            axis.legend(fontsize=7, loc="lower right")
+        axis.axvline(means[0], color="0.8", linewidth=1, zorder=0)
+        axis.errorbar(means, places, xerr=spreads if any(spreads) else None, fmt="o", color="C0", capsize=3)
+        for mean, place in zip(means, places, strict=True):
+            if mean == mean:
+                axis.annotate(f"{mean:.{column.decimals}f}", (mean, place), (0, 5), textcoords="offset points",
+                              ha="center", fontsize=7)  # fmt: skip
+        axis.margins(x=0.22, y=0.12)
+        arrow = {"low": "\n(lower is better)", "high": "\n(higher is better)", "": ""}[column.better]
+        axis.set_xlabel(column.label + arrow, fontsize=9, color="C0")
+        axis.tick_params(labelsize=8)
         axis.set_yticks(places, [row.label for row in rows] if axis is axes[0][0] else [""] * len(rows), fontsize=8)
+        _papers(axis, [row.paper.get(column.key) for row in rows], places)
     figure.suptitle(study.title, fontsize=10)
     return save(figure, folder, "figure")
+
+
+def _papers(axis: Any, printed: Sequence[float | str | None], places: Any) -> None:
+    found = [(value, place) for value, place in zip(printed, places, strict=True) if isinstance(value, (int, float))]
+    if not found:
+        return
+    above = axis.twiny()
+    above.scatter(*zip(*found, strict=True), marker="D", facecolors="none", edgecolors="C1", s=22)
+    above.margins(x=0.22, y=0.12)
+    above.tick_params(labelsize=7, colors="C1")
+    above.set_xlabel("paper", fontsize=8, color="C1")
 
 
 def collapse(rows: Sequence[Row], results: Sequence[Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
@@ -95,4 +108,4 @@ def draw(
     if study.figure == "diagnostics":
         curves = {row.label: runs[0]["diagnostics_curves"] for row, runs in zip(rows, results, strict=True)}
         return draw_diagnostics(curves, folder, "figure")
-    return bars(study, rows, values, folder)
+    return points(study, rows, values, folder)

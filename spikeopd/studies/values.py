@@ -23,7 +23,6 @@ def of_run(result: Mapping[str, Any]) -> dict[str, float | None]:
     found["onset"] = result.get("onset")
     before = result.get("pre_onset")
     found["pre_onset_perplexity"] = before["perplexity"] if before else found.get("perplexity")
-    found["start_perplexity"] = (result.get("start") or {}).get("perplexity")
     for name in ("adj", "dist4"):
         seen = [value for value in (result.get("trace") or {}).get(name, []) if value is not None][-WINDOW:]
         found[f"trace_{name}"] = 100 * statistics.fmean(seen) if seen else None

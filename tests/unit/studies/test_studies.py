@@ -359,7 +359,7 @@ def test_tables_in_three_notations():
 
 def test_figures_are_drawn_twice_alike(tmp_path):
     study, rows, measured, _ = example_table()
-    files = [figures.bars(study, rows, measured, tmp_path / name) for name in ("a", "b")]
+    files = [figures.points(study, rows, measured, tmp_path / name) for name in ("a", "b")]
     assert [path.suffix for path in files[0]] == [".png", ".svg"]
     assert files[0][1].read_bytes() == files[1][1].read_bytes()
     runs_of_rows = [[{"trace": {"update": [1, 2], "adj": [0.1, 0.2], "dist4": [1.0, 0.9]}}], [{"trace": None}]]
