@@ -103,8 +103,11 @@ def chunked(function: Callable[..., Tensor], chunk: int, *tensors: Tensor) -> Te
 
 
 def layer_map(student_layers: int, teacher_layers: int) -> list[int]:
-    """pi(l), 0-based: identity for equal depths, otherwise uniform skipping that ends at the last teacher layer."""
-    return [round((layer + 1) * teacher_layers / student_layers) - 1 for layer in range(student_layers)]
+    """pi(l), 0-based: identity for equal depths, otherwise uniform skipping that ends at the last teacher layer.
+
+    A student deeper than its teacher repeats teacher layers.
+    """
+    return [max(0, round((layer + 1) * teacher_layers / student_layers) - 1) for layer in range(student_layers)]
 
 
 def head_map(student_heads: int, teacher_heads: int) -> list[int]:

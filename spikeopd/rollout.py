@@ -69,7 +69,11 @@ def rollout(
 
 def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -> Tensor:
     """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are."""
-    return torch.stack([sum(recorder.spikes[layer, site].sum() for site in RATE_SITES[rate_scope]) for layer in layers])
+    # Counted in float32: bfloat16 stops counting at 256.
+    return torch.stack(
+        [sum(recorder.spikes[layer, site].sum(dtype=torch.float32) for site in RATE_SITES[rate_scope])
+         for layer in layers]
+    )  # fmt: skip
 
 
 def layer_neurons(config, rate_scope: str) -> int:

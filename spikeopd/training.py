@@ -22,11 +22,16 @@ from spikeopd.runlog import RunLog, environment
 from spikeopd.tokenizer import load_tokenizer
 
 
-def train(config: Config, output: Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any] | None:
-    """Run the configured stages into `output`; returns the summary on the main process, None on the others."""
-    if resume:
+def train(
+    config: Config, output: Path, *, resume: bool = False, quiet: bool = False, check: bool = True
+) -> dict[str, Any] | None:
+    """Run the configured stages into `output`; returns the summary on the main process, None on the others.
+
+    check: a resumed run must have been begun with this configuration. A study knows it by the run's key.
+    """
+    if resume and check:
         _same_config(config, output)
-    elif (output / "config.yaml").exists():
+    elif not resume and (output / "config.yaml").exists():
         raise InputError(f"{output} already holds a run; continue it with --resume, or give another --output")
     accelerator = make_accelerator(config.train)
     main = accelerator.is_main_process

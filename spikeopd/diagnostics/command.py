@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]
     from spikeopd.data import prepare
     from spikeopd.diagnostics import report
     from spikeopd.diagnostics.dynamics import replay
-    from spikeopd.diagnostics.prefixes import generate_bank, load_bank, save_bank
+    from spikeopd.diagnostics.prefixes import BankOptions, generate_bank, load_bank, save_bank
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
     from spikeopd.models.teacher import check_pair, fingerprint, load_teacher
     from spikeopd.tokenizer import load_tokenizer
@@ -88,10 +88,8 @@ def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]
             )
         tokenizer = load_tokenizer(folders["Offline-only"])
         data = prepare(options.source, tokenizer, options.split, max_tokens=options.max_tokens)
-        bank = generate_bank(
-            offline, data, prompts=options.prompts, prompt_length=options.prompt_length, length=options.length,
-            temperature=options.temperature, seed=options.seed,
-        )  # fmt: skip
+        asked = BankOptions(options.prompts, options.prompt_length, options.length, options.temperature, options.seed)
+        bank = generate_bank(offline, data, asked)
         save_bank(bank, bank_path)
     results = {}
     with log.progress("diagnose", len(names), unit="checkpoint") as bar:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,35 +48,40 @@ class PrefixBank:
         return self.self_tokens.shape[1]
 
 
-def generate_bank(
-    student: BiSpikCLMForCausalLM,
-    data: TokenData,
-    *,
-    prompts: int = 256,
-    prompt_length: int = 480,
-    length: int = 32,
-    temperature: float = 1.0,
-    seed: int = 0,
-    rows: int = 64,
-) -> PrefixBank:
-    """Draw corpus windows and let the student continue their beginnings."""
-    whole = batch(data, batch_size=prompts, length=prompt_length + length, seed=seed, step=0)
-    start = torch.from_numpy(whole[:, :prompt_length])
-    uniform = uniforms(seed, 0, prompts, length)
-    parts = [
-        rollout(student, ids.to(student.device), u, temperature).sequences[:, -length:].cpu()
-        for ids, u in zip(start.split(rows), uniform.split(rows), strict=True)
-    ]
-    about = {
+@dataclass(frozen=True)
+class BankOptions:
+    prompts: int = 256
+    prompt_length: int = 480
+    length: int = 32
+    temperature: float = 1.0
+    seed: int = 0
+
+
+def describe(student: BiSpikCLMForCausalLM, data: TokenData, options: BankOptions) -> dict[str, Any]:
+    """What a bank is made from: two with the same description are the same."""
+    return {
         "format": FORMAT,
         "student": fingerprint(student),
         "source": data.source,
         "split": data.split,
         "data": data.fingerprint,
-        "temperature": temperature,
-        "seed": seed,
+        **asdict(options),
     }
-    return PrefixBank(whole[:, :prompt_length], torch.cat(parts).numpy(), whole[:, prompt_length:], about)
+
+
+def generate_bank(
+    student: BiSpikCLMForCausalLM, data: TokenData, options: BankOptions, *, rows: int = 64
+) -> PrefixBank:
+    """Draw corpus windows and let the student continue their beginnings. rows: at a time; it changes nothing."""
+    prompt, length = options.prompt_length, options.length
+    whole = batch(data, batch_size=options.prompts, length=prompt + length, seed=options.seed, step=0)
+    uniform = uniforms(options.seed, 0, options.prompts, length)
+    parts = [
+        rollout(student, ids.to(student.device), u, options.temperature).sequences[:, -length:].cpu()
+        for ids, u in zip(torch.from_numpy(whole[:, :prompt]).split(rows), uniform.split(rows), strict=True)
+    ]
+    about = describe(student, data, options)
+    return PrefixBank(whole[:, :prompt], torch.cat(parts).numpy(), whole[:, prompt:], about)
 
 
 def save_bank(bank: PrefixBank, path: Path | str) -> Path:

@@ -22,7 +22,6 @@ from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
 
 BRANCHES = ("EA", "SAA_rate", "SAA_cont", "SFA_rate", "SFA_cont", "STA", "HTA")
-ATTENTION_THRESHOLD = 0.7  # v_A of the rate target R(A_T): the scaled threshold; sqrt(d_h) 0.7 would never fire
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,8 @@ class SpADObjective(Objective):
         causal = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).tril()
         for layer, matched in enumerate(self.alignment.layers):
             a_teacher = teacher.attentions[matched][:, self.alignment.heads]
-            proxy = rate_proxy(a_teacher, config.num_steps, ATTENTION_THRESHOLD, config.alpha)
+            # v_A is the threshold before its scaling by sqrt(d_h), with which a map in [0, 1] would never fire.
+            proxy = rate_proxy(a_teacher, config.num_steps, config.threshold, config.alpha)
             attention[0] = attention[0] + masked_square_error(rates[layer, "a"], proxy, causal)
             attention[1] = attention[1] + masked_square_error(rates[layer, "a"], a_teacher, causal)
             h_teacher, h = teacher.hidden[matched], rates[layer, "h"]

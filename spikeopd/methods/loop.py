@@ -81,8 +81,8 @@ def finish_update(
     norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise CheckFailed(
-            f"{stage}: update {update + 1} gave loss {loss} and gradient norm {norm}; the last checkpoint is intact: "
-            "lower the learning rate or set max_grad_norm, then --resume"
+            f"{stage}: update {update + 1} gave loss {loss} and gradient norm {norm}; begin a new run with a lower "
+            f"{stage}.learning_rate or with {stage}.max_grad_norm"
         )
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,12 +142,19 @@ def adapt(
     detector = CollapseDetector(options.collapse_window, options.collapse_adj, options.collapse_dist4)
     recent: list[dict[str, float]] = []
 
+    def state() -> dict[str, Any]:
+        return detector.state() | {"recent": recent}
+
+    def restore(stored: Mapping[str, Any]) -> None:
+        detector.restore(dict(stored))
+        recent[:] = stored["recent"]
+
     def after(update: int, values: dict[str, float]) -> str | None:
         if config.train.eval_every and update % config.train.eval_every == 0:
             values.update(validate(setup, objective, length))
         if "adj" not in values:
             return None
-        recent.append(values)
+        recent.append({key: values[key] for key in ("adj", "dist4", "run")})
         del recent[: -options.collapse_window]
         collapsed = detector.update(update, values["adj"], values["dist4"])
         values["collapsed"] = float(collapsed)
@@ -164,7 +171,7 @@ def adapt(
     done = run_updates(
         setup, log, STAGE, objective, optimizer, options.updates,
         lambda update: step(setup, objective, optimizer, reference, update),
-        resume=resume, state=detector.state, restore=detector.restore, after=after,
+        resume=resume, state=state, restore=restore, after=after,
         show=("loss", "opd", "adj", "dist4"), keep=max(needed, config.train.keep_checkpoints),
     )  # fmt: skip
     summary: dict[str, Any] = {"method": options.method, "updates": done, "onset": detector.onset}
@@ -177,7 +184,7 @@ def adapt(
             raise CheckFailed(f"stage 2: the frozen {name} changed during training; this run must not be used")
     save_student(setup, objective, log.folder / "final")
     result = validate(setup, objective, length) | self_generated(setup, objective)
-    rollouts = {key: sum(v[key] for v in recent) / len(recent) for key in ("adj", "dist4", "run")} if recent else {}
+    rollouts = {key: sum(v[key] for v in recent) / len(recent) for key in recent[0]} if recent else {}
     return summary | {
         "start": before,
         "final": result,
@@ -231,7 +238,8 @@ def score(setup: Setup, reference: BiSpikCLMForCausalLM, sampled: Rollout, k: in
         return Visited(sampled.sequences, teacher, None, sampled.spikes, None)
     layers = monitored(options.spike_layers)
     recorder = Recorder(RATE_SITES[options.rate_scope], layers, tokens=slice(-k, None))
-    features = reference.model(inputs, use_cache=False, recorder=recorder).last_hidden_state[:, -k:]
+    with setup.accelerator.autocast():  # in the active student's precision, or the two would differ from the start
+        features = reference.model(inputs, use_cache=False, recorder=recorder).last_hidden_state[:, -k:]
     spikes = layer_spikes(recorder, layers, options.rate_scope) if options.spike_coef else None
     return Visited(sampled.sequences, teacher, features if options.ref_coef else None, sampled.spikes, spikes)
 

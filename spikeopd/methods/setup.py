@@ -92,11 +92,13 @@ def load_student(path: str, config: Config) -> BiSpikCLMForCausalLM:
         if isinstance(error, InputError):
             raise
         raise InputError(f"student {path}: cannot be read ({' '.join(str(error).split())[:200]})") from error
-    if student.config.vocab_size != config.model.vocab_size:
-        raise InputError(
-            f"student {path} has {student.config.vocab_size} vocabulary rows, the configuration "
-            f"{config.model.vocab_size}; set model.preset and model.vocab_size to the student's"
-        )
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        mine, theirs = getattr(student.config, name), getattr(config.model, name)
+        if mine != theirs:
+            raise InputError(
+                f"student {path} has {name} {mine}, the configuration {theirs}; set model.preset or model.{name} to "
+                "the student's"
+            )
     return student
 
 

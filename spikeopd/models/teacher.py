@@ -20,7 +20,10 @@ EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 
 @dataclass(frozen=True)
 class TeacherOutput:
-    """What Stage 1 aligns with. hidden[m] is the output of layer m (0-based), attentions[m] its post-softmax map."""
+    """What Stage 1 aligns with. hidden[m] is the output of layer m (0-based), attentions[m] its post-softmax map.
+
+    The last hidden state is the one Hugging Face reports: behind the final LayerNorm, where the teacher has one.
+    """
 
     embeddings: Tensor  # [batch, token, d_T]: what enters the first layer
     hidden: tuple[Tensor, ...]

@@ -32,7 +32,9 @@ Kind = Literal["train", "evaluate"]
 Note = Callable[[str], None]
 RESULT = "result.json"
 EVALUATION_VERSION = 1  # raise it when `worker.evaluate` measures something else
-VERSION = [spikeopd.__version__, EVALUATION_VERSION]
+TRAINING_VERSION = 1  # raise it when a method trains otherwise
+VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
+OF_EVALUATION = ("stage2.model_name_or_path", "stage2.prompt_length", "stage2.temperature")
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,13 @@ def content_key(run: Run) -> str:
         for name, value in entries.items()
         if not table[f"{section}.{name}"].harmless and section != unused
     }
+    if run.kind == "evaluate":
+        values = {name: value for name, value in values.items()
+                  if name in OF_EVALUATION or not name.startswith("stage2.")}  # fmt: skip
     if start := values.get("stage2.model_name_or_path"):
         values["stage2.model_name_or_path"] = student_hash(start)
     values["teacher.teacher_model_name_or_path"] = teacher_hash(run.config.teacher.teacher_model_name_or_path)
+    values["data.tokenizer"] = tokenizer_hash(run.config.data.tokenizer)
     for name in ("source", "prompt_source", "validation_source"):
         if values[f"data.{name}"]:
             values[f"data.{name}"] = source_hash(values[f"data.{name}"])
@@ -115,21 +121,39 @@ def content_key(run: Run) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+MODEL_FILES = ("config.json", "*.safetensors", "*.bin", "*.gguf", "tokenizer.json")
+
+
 @cache
 def student_hash(path: str) -> str:
-    weights = Path(path) / "model.safetensors"
-    if not weights.is_file():
+    """Weights, shape and neuron (config.json), tokenizer."""
+    if not (Path(path) / "model.safetensors").is_file():
         raise InputError(f"student {path}: no model.safetensors there; give the `final/` folder of a run")
-    return sha256(weights)
+    return _files_hash(Path(path), MODEL_FILES)
 
 
 @cache
 def teacher_hash(name: str) -> str:
+    """Of a file or folder its content; of a name on the hub the name."""
     from spikeopd.models.teacher import resolve
 
     path = Path(resolve(name))
-    weights = path if path.is_file() else path / "model.safetensors"
-    return sha256(weights) if weights.is_file() else name
+    if path.is_dir():
+        return _files_hash(path, MODEL_FILES)
+    return sha256(path) if path.is_file() else name
+
+
+@cache
+def tokenizer_hash(name: str) -> str:
+    path = Path(name)
+    if path.is_dir():
+        return _files_hash(path, ("tokenizer*.json", "vocab.json", "merges.txt"))
+    return sha256(path) if path.is_file() else name
+
+
+def _files_hash(folder: Path, patterns: Sequence[str]) -> str:
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    return hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in files).encode()).hexdigest()
 
 
 @cache

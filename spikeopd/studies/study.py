@@ -59,6 +59,11 @@ def stage1_of(request: Request, row: Row) -> Run:
 def student_of(request: Request, row: Row) -> Path:
     """Where a row starts. Needs Stage 1 to be finished, or `start`."""
     if request.start is not None:
+        if row.base or row.recipe:
+            raise InputError(
+                f"--start {request.start}: the rows of {request.study.name} are students of different sizes; leave "
+                "--start out and let the study run Stage 1 of each"
+            )
         given = Path(request.start)
         found = given if row.start == "final" else given.parent / row.start
         if not (found / "model.safetensors").is_file():
@@ -73,6 +78,8 @@ def student_of(request: Request, row: Row) -> Path:
 def runs_of(request: Request, row: Row) -> list[Run]:
     """One run for each seed (one for all seeds if the row does not depend on it)."""
     if row.kind == "stage1":
+        if request.start is not None:
+            raise InputError(f"--start {request.start}: {request.study.name} trains Stage 1 itself; leave --start out")
         return [stage1_of(request, row)]
     base = base_of(row, request.config, request.overrides)
     teacher = (f"teacher.teacher_model_name_or_path={request.teacher}",) if request.teacher else ()
@@ -144,10 +151,12 @@ def carry_out(request: Request, note: Note) -> dict[str, Any]:
 def add_zeroshot(
     request: Request, labelled: Sequence[tuple[str, Run]], results: list[list[dict[str, Any]]], note: Note
 ) -> None:
-    """Accuracy of every row's students: of a collapsed run the last one before the onset, as in Tab. 1."""
+    """Accuracy of every row's students. In `stability` that of a collapsed run is of the last student before the onset
+    (Tab. 1); everywhere else of the final one (Tab. 3)."""
     assert request.benchmarks is not None
     flat = [result for group in results for result in group]
-    students = [result.get("pre_onset_student") or result["student"] for result in flat]
+    before = request.study.name == "stability"
+    students = [(before and result.get("pre_onset_student")) or result["student"] for result in flat]
     scored = execute(
         [(f"{label}, zero-shot", Zeroshot(student, request.benchmarks, request.tasks, request.limit))
          for (label, _), student in zip(labelled, students, strict=True)],
@@ -168,24 +177,21 @@ def diagnose(
     from transformers.utils import logging
 
     from spikeopd.diagnostics import dynamics, report
-    from spikeopd.diagnostics.prefixes import generate_bank, load_bank, save_bank
+    from spikeopd.diagnostics.prefixes import BankOptions, describe, generate_bank, load_bank, save_bank
     from spikeopd.methods.setup import build, load_student, make_accelerator
 
     logging.disable_progress_bar()
     config = runs[0][0].config
     setup = build(config, make_accelerator(config.train))
     path, options = request.folder / "bank.npz", config.stage2
-    students = {row.label: load_student(group[0]["student"], config).eval()
+    students = {row.label: load_student(group[0]["student"], config).to(setup.device).eval()
                 for row, group in zip(rows, results, strict=True)}  # fmt: skip
     first = next(iter(students.values()))
-    bank = generate_bank(
-        first, setup.validation, prompts=256, prompt_length=options.prompt_length,
-        length=options.max_completion_length, temperature=options.temperature,
-    )  # fmt: skip
+    asked = BankOptions(256, options.prompt_length, options.max_completion_length, options.temperature)
     # A stored bank of the same origin is replayed as it is.
-    bank = (
-        load_bank(path) if path.is_file() and load_bank(path).about == bank.about else load_bank(save_bank(bank, path))
-    )
+    bank = load_bank(path) if path.is_file() else None
+    if bank is None or bank.about != describe(first, setup.validation, asked):
+        bank = load_bank(save_bank(generate_bank(first, setup.validation, asked), path))
     values = report.compare({name: dynamics.replay(student, setup.teacher, bank) for name, student in students.items()})
     note("diagnostics: replayed the bank through " + ", ".join(students))
     for group, (_, row) in zip(results, values.items(), strict=True):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,9 +29,21 @@ def _main(argv: Any) -> int:
     folder = Path((sys.argv[1:] if argv is None else argv)[0])
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be at this very run: wait, then find it finished
+        tidy(folder)
         if not (folder / RESULT).is_file():
             work(folder)
+            tidy(folder)
     return 0
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed process left half-written, and from a finished run what it needs no more."""
+    for pattern in ("stage*/.buffer.*", "stage*/checkpoints/.*", "stage*/.final.*", ".final.*", ".pre_onset.*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+    if (folder / RESULT).is_file():
+        for name in ("checkpoints", "buffer"):
+            shutil.rmtree(folder / "stage2" / name, ignore_errors=True)
 
 
 def work(folder: Path) -> None:
@@ -43,8 +56,6 @@ def work(folder: Path) -> None:
     result["seconds"] = round(time.monotonic() - began, 1)
     result["cpu_seconds"] = round(time.process_time(), 1)  # what the run costs on a machine with nothing else to do
     write_json(folder / RESULT, result)
-    for name in ("checkpoints", "buffer"):  # not needed any more, and large
-        shutil.rmtree(folder / "stage2" / name, ignore_errors=True)
 
 
 def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +65,8 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     if asked["kind"] == "train":
         from spikeopd.training import train
 
-        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True) or {}
+        # Unused options and places may differ from those the run was begun with; its key says that it is the same.
+        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False) or {}
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
     result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
@@ -95,13 +107,15 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     setup = build(config, make_accelerator(config.train))
     objective = policy(setup, load_student(str(student), config)).to(setup.device).eval()
     options, shape = config.stage2, objective.student.config
-    found = validate(setup, objective, min(config.data.sequence_length, shape.max_position_embeddings))
+    autocast = setup.accelerator.autocast  # as during training, where accelerate wraps the objective
+    with autocast():
+        found = validate(setup, objective, min(config.data.sequence_length, shape.max_position_embeddings))
     prompts = torch.from_numpy(
         batch(setup.validation, batch_size=PROMPTS, length=options.prompt_length, seed=0, step=0)
     ).to(setup.device)
     layers = tuple(range(shape.num_hidden_layers))
     total, spikes, tokens = 0.0, torch.zeros(len(layers), dtype=torch.float64), []
-    with torch.no_grad():
+    with torch.no_grad(), autocast():
         for rows, uniform in zip(prompts.split(ROWS), uniforms(0, 0, PROMPTS, k).split(ROWS), strict=True):
             sampled = objective.rollout(rows, uniform, options.temperature, layers, "all")
             teacher = run_teacher(setup.teacher, sampled.sequences[:, :-1], internals=False).features[:, -k:]
@@ -181,4 +195,5 @@ def zeroshot(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the blocks that clean up
     sys.exit(main())

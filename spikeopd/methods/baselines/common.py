@@ -65,7 +65,8 @@ def calibration_rollouts(setup: Setup, student: BiSpikCLMForCausalLM, batches: i
         prompts = prompt_rows(setup, update, options.prompt_length).to(setup.device)
         uniform = uniforms(seed, update, options.batch_size, options.max_completion_length)
         parts = zip(prompts.split(options.micro_batch_size), uniform.split(options.micro_batch_size), strict=True)
-        found.append(torch.cat([rollout(student, p, u, options.temperature).sequences for p, u in parts]))
+        with setup.accelerator.autocast():
+            found.append(torch.cat([rollout(student, p, u, options.temperature).sequences for p, u in parts]))
     return found
 
 

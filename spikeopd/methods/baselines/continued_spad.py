@@ -61,7 +61,8 @@ def fit_alignment(setup: Setup, objective: ContinuedObjective, batches: int = 5)
     for update in range(batches):
         for ids in opd.prompt_rows(setup, update, length).to(setup.device).split(options.micro_batch_size):
             recorder = Recorder(sites=(EMBED_SITE, "h"))
-            objective.student.model(ids, use_cache=False, recorder=recorder)
+            with setup.accelerator.autocast():
+                objective.student.model(ids, use_cache=False, recorder=recorder)
             teacher = run_teacher(setup.teacher, ids, internals=True)
             mine[-1].append(recorder.spikes[-1, EMBED_SITE].mean(0).flatten(0, 1))
             theirs[-1].append(teacher.embeddings.flatten(0, 1))

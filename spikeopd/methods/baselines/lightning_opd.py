@@ -117,13 +117,15 @@ def make_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: 
                 keep = end - at
                 if keep <= 0:
                     break
-                sequences = rollout(student, rows, u, options.temperature).sequences[:keep]
+                with setup.accelerator.autocast():
+                    sequences = rollout(student, rows, u, options.temperature).sequences[:keep]
                 files["sequences"][at:end] = sequences.cpu().numpy()
                 files["teacher"][at:end] = (
                     run_teacher(setup.teacher, sequences[:, :-1], internals=False).features[:, -k:].float().cpu()
                 )
                 if layers:
-                    files["spikes"][at:end] = _row_spikes(student, sequences, layers, k, options.rate_scope).cpu()
+                    with setup.accelerator.autocast():
+                        files["spikes"][at:end] = _row_spikes(student, sequences, layers, k, options.rate_scope).cpu()
                 at = end
             bar.advance()
         for file in files.values():
@@ -164,11 +166,11 @@ def update_step(
 def replay(setup: Setup, objective: Any, buffer: Buffer, update: int) -> list[opd.Visited]:
     options = setup.config.stage2
     chosen = torch.from_numpy(buffer.draw(options.batch_size, setup.config.train.seed, update))
-    parts = []
+    parts, table = [], output_table(setup.teacher).weight
     for rows in setup.rows(chosen).cpu().split(options.micro_batch_size):
         at = np.sort(rows.numpy())
         sequences = torch.from_numpy(np.array(buffer.sequences[at])).to(setup.device)
-        teacher = torch.from_numpy(np.array(buffer.teacher[at])).to(setup.device)
+        teacher = torch.from_numpy(np.array(buffer.teacher[at])).to(table)
         spikes = torch.from_numpy(np.array(buffer.spikes[at])).sum(0).float().to(setup.device)
         active = objective("spikes", sequences, options.max_completion_length, options.rate_scope)
         parts.append(opd.Visited(sequences, teacher, None, active, spikes if options.spike_coef else None))

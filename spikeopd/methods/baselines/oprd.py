@@ -87,7 +87,8 @@ def calibrate(setup: Setup, objective: RepresentationObjective) -> None:
     batches = calibration_rollouts(setup, objective.student, options.calibration_batches)
     with torch.no_grad():
         targets = [teacher_hidden(setup, sequences, objective.matched) for sequences in batches]
-        mine = [objective.hidden(sequences, k) for sequences in batches]
+        with setup.accelerator.autocast():
+            mine = [objective.hidden(sequences, k) for sequences in batches]
         for layer, linear in enumerate(objective.maps):
             x, y = (torch.cat([part[layer].flatten(0, 1) for part in side]) for side in (mine, targets))
             fit_linear(linear, x, y)
@@ -95,9 +96,10 @@ def calibrate(setup: Setup, objective: RepresentationObjective) -> None:
     for sequences, target in zip(batches, targets, strict=True):
         with torch.no_grad():
             features = run_teacher(setup.teacher, sequences[:, :-1], internals=False).features[:, -k:]
-        total = objective.teacher_kl(sequences, features, output_table(setup.teacher))
+        with setup.accelerator.autocast():
+            total = objective.teacher_kl(sequences, features, output_table(setup.teacher))
+            square = objective.square_errors(sequences, target) / entries(setup, len(objective.matched))
         full = _student_norm(objective, total / (options.batch_size * k))
-        square = objective.square_errors(sequences, target) / entries(setup, len(objective.matched))
         ratios.append(full / max(_student_norm(objective, square), 1e-12))
     objective.coefficient = sum(ratios) / len(ratios)
 

@@ -180,4 +180,6 @@ def test_masked_square_error_counts_valid_coordinates_only():
 def test_maps_are_identities_for_equal_shapes_and_skip_uniformly_otherwise():
     assert layer_map(12, 12) == list(range(12)) and head_map(4, 4) == [0, 1, 2, 3]
     assert layer_map(4, 12) == [2, 5, 8, 11] and layer_map(2, 3) == [1, 2]
+    assert layer_map(4, 2) == [0, 0, 1, 1], "a deeper student repeats layers"
+    assert min(layer_map(12, 4)) == 0 and layer_map(12, 4)[-1] == 3
     assert head_map(2, 4) == [0, 2] and head_map(4, 2) == [0, 0, 1, 1]

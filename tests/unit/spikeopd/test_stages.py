@@ -1,5 +1,6 @@
 """Both stages on a small random setup: the losses, what may change, splitting, resuming, stopping."""
 
+import copy
 import json
 
 import pytest
@@ -12,10 +13,11 @@ from spikeopd.errors import CheckFailed, InputError
 from spikeopd.losses import forward_kl, reverse_kl, spike_loss
 from spikeopd.methods import opd, spad
 from spikeopd.methods.alignment import BRANCHES, TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.loop import make_optimizer
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.neurons import rate_proxy
-from spikeopd.models.teacher import fingerprint, output_table, run_teacher
-from spikeopd.rollout import RATE_SITES
+from spikeopd.models.teacher import fingerprint, freeze, output_table, run_teacher
+from spikeopd.rollout import RATE_SITES, layer_spikes
 from spikeopd.runlog import RunLog, read_metrics
 
 
@@ -105,8 +107,6 @@ def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
 
 def stage2(setup):
     student = spad.initial_student(setup)
-    from spikeopd.methods.loop import make_optimizer
-
     objective, optimizer = make_optimizer(setup, opd.PolicyObjective(student, 7), setup.config.stage2.learning_rate)
     torch.manual_seed(9)
     reference = spad.initial_student(setup)
@@ -174,6 +174,25 @@ def test_vanilla_uses_neither_reference_nor_spikes():
     assert values["ref"] == 0 and values["spk"] == 0 and values["loss"] == values["opd"]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_reference_agrees_with_the_student_that_it_is(precision):
+    """pi_ref = pi_theta0: before the first step the anchor says nothing, in every precision."""
+    setup = small_setup(f"train.precision={precision}")
+    student = spad.initial_student(setup)
+    reference = freeze(copy.deepcopy(student))
+    objective, _ = make_optimizer(setup, opd.policy(setup, student), 1e-3)
+    values = opd.descend(setup, objective, reference, opd.visit(setup, objective, reference, 0))
+    assert values["ref"] == 0.0 and values["opd"] > 0
+    # Decoding step by step rounds bfloat16 sums in another order than the reference's one pass.
+    assert values["spk"] <= (0.0 if precision == "fp32" else 1e-5)
+
+
+def test_spikes_are_counted_exactly_in_bfloat16():
+    recorder = Recorder()
+    recorder.spikes = {(0, site): torch.ones(4, 3, 100, 7, dtype=torch.bfloat16) for site in RATE_SITES["all"]}
+    assert layer_spikes(recorder, (0,), "all").item() == 9 * 4 * 3 * 100 * 7
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +230,7 @@ def test_completions_are_logged_on_request(tmp_path):
 
 def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run_both(whole, small_setup())
+    _, finished = run_both(whole, small_setup())
 
     class Killed(BaseException):
         pass
@@ -228,7 +247,8 @@ def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
         with pytest.raises(Killed):
             run_both(broken, small_setup(), resume=(broken / "stage1").exists())
         monkeypatch.undo()
-    run_both(broken, small_setup(), resume=True)
+    _, resumed = run_both(broken, small_setup(), resume=True)
+    assert resumed["last_rollouts"] == finished["last_rollouts"]
     a, b = (load_file(folder / "final" / "model.safetensors") for folder in (whole, broken))
     assert all(torch.equal(a[name], b[name]) for name in a)
     strip = [[{k: v for k, v in line.items() if k != "time"} for line in read_metrics(folder / "metrics.jsonl")]

@@ -9,7 +9,7 @@ from training_setup import small_setup
 
 from spikeopd.diagnostics import dynamics, report
 from spikeopd.diagnostics.dynamics import Paired
-from spikeopd.diagnostics.prefixes import PrefixBank, generate_bank, load_bank, save_bank
+from spikeopd.diagnostics.prefixes import BankOptions, PrefixBank, describe, generate_bank, load_bank, save_bank
 from spikeopd.errors import InputError
 from spikeopd.methods import spad
 from spikeopd.models.bispikclm import Recorder
@@ -20,7 +20,7 @@ from spikeopd.rollout import RATE_SITES
 def world():
     setup = small_setup()
     student = spad.initial_student(setup).eval().requires_grad_(False)
-    bank = generate_bank(student, setup.validation, prompts=5, prompt_length=7, length=4, seed=3, rows=2)
+    bank = generate_bank(student, setup.validation, BankOptions(5, 7, 4, seed=3), rows=2)
     return setup, student, bank
 
 
@@ -30,13 +30,15 @@ def test_bank_pairs_own_and_corpus_continuations_of_one_prompt(world, tmp_path):
     windows = np.lib.stride_tricks.sliding_window_view(text, 11)
     for prompt, corpus in zip(bank.prompts, bank.corpus_tokens, strict=True):
         assert (windows == np.concatenate((prompt, corpus))).all(1).any()
-    again = generate_bank(student, setup.validation, prompts=5, prompt_length=7, length=4, seed=3, rows=5)
+    again = generate_bank(student, setup.validation, BankOptions(5, 7, 4, seed=3), rows=5)
     assert (again.self_tokens == bank.self_tokens).all(), "the bank must not depend on the batch"
     assert bank.inputs("self").shape == (5, 10) and (bank.inputs("self")[:, :7] == bank.prompts).all()
     assert (bank.inputs("corp")[:, 7:] == bank.corpus_tokens[:, :3]).all()
     loaded = load_bank(save_bank(bank, tmp_path / "bank.npz"))
     assert (loaded.self_tokens == bank.self_tokens).all() and loaded.about == bank.about
     assert (tmp_path / "bank.npz").read_bytes() == save_bank(bank, tmp_path / "second.npz").read_bytes()
+    assert bank.about == describe(student, setup.validation, BankOptions(5, 7, 4, seed=3))
+    assert bank.about != describe(student, setup.validation, BankOptions(5, 7, 3, seed=3)), "another K is another bank"
     (tmp_path / "bank.npz").write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(InputError, match="prefix bank"):
         load_bank(tmp_path / "bank.npz")

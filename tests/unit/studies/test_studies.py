@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 from evaluation_items import write_items
 from training_setup import SMALL, small_setup
 
-from spikeopd.config import load_config
+from spikeopd.config import load_config, with_overrides
 from spikeopd.diagnostics.rollouts import CollapseDetector
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.methods import opd, spad
@@ -102,6 +103,13 @@ def test_another_student_is_another_run(world, tmp_path):
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(bytes(weights))
     assert stage2_run(config, tmp_path).key != stage2_run(config, folder / "student").key
+    shutil.copytree(folder / "student", tmp_path / "other")
+    shape = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(shape | {"alpha": 0.5}))
+    assert stage2_run(config, tmp_path / "other").key != stage2_run(config, folder / "student").key, "another neuron"
+    evaluations = [stage2_run(config, folder / "student", [f"stage2.learning_rate={rate}"], kind="evaluate").key
+                   for rate in (0.1, 0.2)]  # fmt: skip
+    assert evaluations[0] == evaluations[1], "an evaluation has no learning rate"
     with pytest.raises(InputError, match=r"no model\.safetensors"):
         content_key(stage2_run(config, tmp_path / "nothing"))
 
@@ -156,6 +164,26 @@ def test_a_killed_run_continues_to_the_same_result(world, tmp_path, here, monkey
     (found,) = runs.execute([("broken", run)], broken, 1, lambda line: None)
     assert found["evaluation"] == expected["evaluation"] and found["trace"] == expected["trace"]
     assert not (run.folder(broken) / "stage2" / "checkpoints").exists()
+
+
+def test_a_run_begun_for_one_study_is_continued_for_another(world, tmp_path, here, monkeypatch):
+    """Options that do not matter to a run, and places, may differ: the key says that it is the same."""
+    folder, _, config = world
+
+    class Killed(BaseException):
+        pass
+
+    original = spad.update_step
+    monkeypatch.setattr(spad, "update_step", lambda *a: original(*a) if a[-1] < 2 else (_ for _ in ()).throw(Killed))
+    first, second = stage1_run(config), stage1_run(with_overrides(config, ["stage2.updates=7", "stage2.batch_size=2"]))
+    assert first.key == second.key
+    with pytest.raises(Killed):
+        runs.execute([("one", first)], tmp_path, 1, lambda line: None)
+    (tmp_path / first.key[:20] / "stage1" / ".final.left").mkdir()
+    monkeypatch.setattr(spad, "update_step", original)
+    (found,) = runs.execute([("two", second)], tmp_path, 1, lambda line: None)
+    assert found["updates"] == 4
+    assert not (tmp_path / first.key[:20] / "stage1" / ".final.left").exists(), "what a killed process left is removed"
 
 
 def test_a_failing_run_is_reported_with_its_last_line(world, tmp_path):
@@ -240,6 +268,9 @@ def test_a_collapsed_run_is_scored_by_its_last_student_before_the_onset(world, t
     request = replace(ask(world, tmp_path, "stability"), benchmarks="data")
     studying.add_zeroshot(request, [("run", run)], [[found]], lambda line: None)
     assert scored[0][1].student == found["pre_onset_student"] and found["zeroshot"] == {"average": 50.0}
+    request = replace(ask(world, tmp_path, "controlled"), benchmarks="data")
+    studying.add_zeroshot(request, [("run", run)], [[found]], lambda line: None)
+    assert scored[1][1].student == found["student"], "Tab. 3 is about what training ends with"
 
 
 def test_long_runs_come_first_and_results_stay_in_order(world, tmp_path, monkeypatch):
@@ -411,6 +442,10 @@ def test_command_plans_lists_and_refuses(world, tmp_path, capsys):
     assert main(["--list"]) == 0 and "rollout-length" in capsys.readouterr().out
     assert main(["nothing"]) == 2 and "does not exist" in capsys.readouterr().err
     assert main(["stability", "--jobs", "0"]) == 2
+    for name, reason in (("scale", "different sizes"), ("stage1", "trains Stage 1 itself")):
+        assert main([name, "--start", str(folder / "student"), "--output", str(tmp_path), "--dry-run"]) == 2
+        assert reason in capsys.readouterr().err
+    assert main(["controlled", "--tasks", "piqa"]) == 2 and "--benchmarks DIR" in capsys.readouterr().err
     assert main(["initialization", "--output", str(tmp_path), "--start", str(folder / "student"), "--dry-run"]) == 2
     assert "also needs the student" in capsys.readouterr().err
 
