@@ -175,7 +175,7 @@ def test_a_run_begun_for_one_study_is_continued_for_another(world, tmp_path, her
 
     original = spad.update_step
     monkeypatch.setattr(spad, "update_step", lambda *a: original(*a) if a[-1] < 2 else (_ for _ in ()).throw(Killed))
-    first, second = stage1_run(config), stage1_run(with_overrides(config, ["stage2.updates=7", "stage2.batch_size=2"]))
+    first, second = stage1_run(config), stage1_run(with_overrides(config, ["stage2.updates=7", "stage2.batch_size=8"]))
     assert first.key == second.key
     with pytest.raises(Killed):
         runs.execute([("one", first)], tmp_path, 1, lambda line: None)
