@@ -1,13 +1,20 @@
 """Errors a user can cause, each with its exit code, and the wrapper every command uses.
 
-0 done; 1 our bug (traceback); 2 wrong usage, config or input; 3 a check failed; 4 optional backend missing.
+0 done; 1 our bug (traceback); 2 wrong usage, config or input; 3 a check failed; 4 optional backend missing;
+130 interrupted; 141 the reader of the output went away before the end (as shells say it of any program).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+PIPE_CLOSED = 141
 
 
 class SpikeOPDError(Exception):
@@ -36,21 +43,67 @@ class BackendMissing(SpikeOPDError):
     exit_code = 4
 
 
+def check_writable(path: Path | str, option: str) -> None:
+    """Refuse, before the work, a file that could not be written after it. Leaves nothing behind."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder; give the name of a file")
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
+            raise OSError(errno.EINVAL, "it is not a file")
+        folder = path.absolute().parent
+        while not folder.exists():
+            folder = folder.parent
+        # Permissions do not say it all (the superuser may write everywhere, but not in /proc): try.
+        tempfile.TemporaryDirectory(dir=folder, prefix=".spikeopd.").cleanup()
+    except OSError as error:
+        raise cannot_write(path, option, error) from error
+
+
+def cannot_write(path: Path | str, option: str, error: OSError) -> InputError:
+    return InputError(f"{option} {path}: cannot be written ({error.strerror or error})")
+
+
+def say(line: str) -> None:
+    """A line on stderr. Work is never lost because nobody reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def discard_stdout() -> None:
+    """After the reader of stdout went away: what is left in the buffer goes nowhere, so that the end is quiet."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file has none to redirect
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run_command(prog: str, body: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None) -> int:
     """Run a command body; turn the user's mistakes into one line on stderr and an exit code."""
     # Threads that spin while they wait for each other bring a shared machine to a standstill: with one other busy
     # process on two cores an update of the tiny recipe took 8 s instead of 0.8. Read when torch or numba start.
     # A short spin (about 0.1 ms) keeps the speed of a quiet machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "100000")
+    _prepare_streams()
     try:
-        return body(argv) or 0
+        code = body(argv) or 0
+        sys.stdout.flush()  # here, so that a reader that is gone is noticed here
+        return code
     except SpikeOPDError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        say(f"{prog}: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
+        say(f"{prog}: interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of a pipe went away (`| head`): not an error. Keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # The reader of a pipe went away (`| head`): nothing to complain about, but the work may not be complete.
+        discard_stdout()
+        return PIPE_CLOSED
+
+
+def _prepare_streams() -> None:
+    """Text that the terminal's encoding cannot show must not end a command; neither must a stream that is closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+        elif hasattr(stream, "reconfigure") and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,85 @@
+"""The wrapper of every command: exit codes, streams that are closed or cannot show a letter, and files not writable."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spikeopd.errors import CheckFailed, InputError, check_writable, run_command
+
+
+def command(body: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    """A command whose body is these statements, in a process of its own."""
+    script = f"import sys\nfrom spikeopd.errors import run_command, say\ndef body(argv):\n    {body}\n"
+    script += "sys.exit(run_command('prog', body, None))"
+    return subprocess.run([sys.executable, "-c", script], check=False, stderr=subprocess.PIPE, **options)  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(InputError("a"), 2), (CheckFailed("a"), 3), (KeyboardInterrupt(), 130), (BrokenPipeError(), 141)],
+)
+def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def body(argv: object) -> int:
+        raise error
+
+    assert run_command("prog", body, None) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (0 if code == 141 else 1)
+
+
+@pytest.mark.parametrize("body", ["print('text')", "print('text', flush=True)", "print('much ' * 100000)"])
+def test_a_reader_that_is_gone_is_no_success_and_no_noise(body: str) -> None:
+    import os
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = command(body, stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_letters_the_terminal_does_not_know_are_replaced() -> None:
+    import os
+
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = command("print('a – b')\n    say('c – d')", stdout=subprocess.PIPE, env=environment)
+    assert (done.returncode, done.stdout) == (0, b"a ? b\n")
+    assert done.stderr == rb"c \u2013 d" + b"\n"
+
+
+def test_closed_streams_do_not_end_a_command(tmp_path: Path) -> None:
+    target = tmp_path / "done"
+    body = f"sys.stdout.write('x'); say('y'); open({str(target)!r}, 'w').close()"
+    script = f"import sys\nfrom spikeopd.errors import run_command, say\ndef body(argv):\n    {body}\n"
+    (tmp_path / "script.py").write_text(script + "sys.exit(run_command('prog', body, None))")
+    done = subprocess.run(["sh", "-c", f"{sys.executable} {tmp_path / 'script.py'} >&- 2>&-"], check=False)
+    assert done.returncode == 0 and target.is_file()
+
+
+def test_a_line_that_nobody_reads_is_lost_and_the_work_is_not() -> None:
+    import os
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = "import sys\nfrom spikeopd.errors import run_command, say\ndef body(argv):\n    say('y'); print('done')\n"
+    script += "sys.exit(run_command('prog', body, None))"
+    done = subprocess.run([sys.executable, "-c", script], check=False, stdout=subprocess.PIPE, stderr=writing)
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+
+
+def test_what_can_be_written_and_what_cannot(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    check_writable(tmp_path / "new", "--output")
+    check_writable(tmp_path / "deep" / "er" / "new", "--output")
+    check_writable(str(tmp_path / "file"), "--output")
+    for path in (tmp_path, "", tmp_path / "file" / "x", "/proc/x/y", "/dev/null", tmp_path / ("n" * 300) / "x"):
+        with pytest.raises(InputError, match="^--output .*cannot be written"):
+            check_writable(path, "--output")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "kept"
