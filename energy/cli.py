@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spikeopd.errors import InputError, run_command
+from spikeopd.errors import InputError, run_command, say
 
 if TYPE_CHECKING:
     from energy.report import Options
@@ -125,7 +125,8 @@ def _report(arguments: argparse.Namespace) -> None:
 
     raster = ""
     if arguments.run is not None:
-        given = [flag for flag in ("config", "rates", "context", "prompt", "num_steps") if getattr(arguments, flag)]
+        flags = ("config", "rates", "context", "prompt", "num_steps")
+        given = [flag for flag in flags if getattr(arguments, flag) is not None]
         if given:
             raise InputError(
                 f"--{given[0].replace('_', '-')} does not go with a run; give RUN.json or --config, not both"
@@ -133,7 +134,10 @@ def _report(arguments: argparse.Namespace) -> None:
         run = load_run(arguments.run)
         report = report_run(run, _options(arguments, run.shape))
         if _form(arguments) == "html" and run.trace is not None:
-            raster = raster_html(run.trace, run.shape)
+            try:
+                raster = raster_html(run.trace, run.shape, run.trace_sha256)
+            except (InputError, OSError) as error:  # the numbers need no trace
+                say(f"{PROG}: warning: no spike raster: {error}")
     else:
         shape, rates, prompt, generated = _given_rates(arguments)
         name = f"{Path(arguments.config).name} at given rates"

@@ -7,6 +7,7 @@ not costed, never as free.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -92,7 +93,7 @@ def load_costs(name: str) -> CostTable:
     if path.suffix == ".json" and path.is_file():
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"cost table {path} is not readable JSON: {error}") from error
         return parse_table(path.stem, raw)
     raise InputError(f"unknown cost table {name!r}: choose one of {', '.join(tables)}, or give a .json file")
@@ -112,13 +113,18 @@ def parse_table(name: str, raw: Any) -> CostTable:
     for key in ("title", "node_nm", "citation", "prices_pj"):
         if key not in raw:
             raise InputError(f"cost table {name}: field {key!r} is missing")
+    if not _is_number(raw["node_nm"]) or raw["node_nm"] <= 0:
+        raise InputError(f"cost table {name}: field 'node_nm' must be a number above 0, got {raw['node_nm']!r}")
+    notes = raw.get("price_notes", {})
+    if not isinstance(notes, dict):
+        raise InputError(f"cost table {name}: field 'price_notes' must map events to notes, got {notes!r}")
     prices = raw["prices_pj"]
     if not isinstance(prices, dict):
         raise InputError(f"cost table {name}: field 'prices_pj' must map events to pJ")
     for event, value in prices.items():
         if event not in EVENTS:
             raise InputError(f"cost table {name}: unknown event {event!r} in 'prices_pj'; known: {', '.join(EVENTS)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        if not _is_number(value) or value < 0:
             raise InputError(f"cost table {name}: prices_pj.{event} must be a number >= 0, got {value!r}")
     for event in ("mac", "ac"):
         if event not in prices:
@@ -135,5 +141,15 @@ def parse_table(name: str, raw: Any) -> CostTable:
         citation=str(raw["citation"]),
         verified=str(raw.get("verified", "supplied by the user, not verified here")),
         prices_pj={event: float(value) for event, value in prices.items()},
-        price_notes={str(key): str(value) for key, value in raw.get("price_notes", {}).items()},
+        price_notes={str(key): str(value) for key, value in notes.items()},
     )
+
+
+def _is_number(value: Any) -> bool:
+    """A finite int or float that fits a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

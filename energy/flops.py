@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
         shape = opt_shape(source)
         if num_steps is None:
             raise InputError(f"{source} names a dense model: say with --num-steps how many steps T_s its student takes")
-        return replace(shape, num_steps=num_steps)
+        return parse_shape(shape.to_dict(), source, num_steps)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -19,6 +19,7 @@ import numpy as np
 from energy.runs import Array
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES, ModelShape, ordered_sites
 from spikeopd.errors import InputError
+from spikeopd.files import sha256
 
 _NAME = re.compile(r"^(\d+)/(?:(\d+)\.)?(\w+)$")
 _DRAWN = {EMBED_SITE, *LAYER_SITES} - {"a"}
@@ -29,6 +30,8 @@ def load_trace(path: Path) -> dict[tuple[int, str], Array]:
     """Spikes of every fixed-size group: (layer, site) -> bool [steps, neurons], one sequence after the other."""
     parts: dict[tuple[int, str], list[tuple[int, Array]]] = {}
     try:
+        if not zipfile.is_zipfile(path):  # numpy would read a single array too, and say odd things of an empty file
+            raise InputError(f"trace {path}: {'not an .npz file' if path.is_file() else 'there is no such file'}")
         with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
                 match = _NAME.match(name)
@@ -40,7 +43,7 @@ def load_trace(path: Path) -> dict[tuple[int, str], Array]:
                 layer = -1 if match[2] is None else int(match[2])
                 rows = spikes.reshape(-1, spikes.shape[-1])
                 parts.setdefault((layer, match[3]), []).append((int(match[1]), rows))
-    except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, KeyError) as error:
         raise InputError(f"cannot read the trace {path} that the run names: {error}") from error
     order = {key: place for place, key in enumerate(ordered_sites(1 + max((layer for layer, _ in parts), default=0)))}
     return {
@@ -49,8 +52,13 @@ def load_trace(path: Path) -> dict[tuple[int, str], Array]:
     }
 
 
-def raster_html(path: Path, shape: ModelShape) -> str:
-    """A card with a list of neuron groups and the raster of the chosen one."""
+def raster_html(path: Path, shape: ModelShape, expected: str | None = None) -> str:
+    """A card with a list of neuron groups and the raster of the chosen one. expected: the sha256 the trace must have.
+
+    A trace that is missing, damaged or another one is an InputError.
+    """
+    if expected is not None and path.is_file() and sha256(path) != expected:
+        raise InputError(f"trace {path}: not the one this run recorded; another run has written it since")
     groups = load_trace(path)
     if not groups:
         return ""

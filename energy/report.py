@@ -423,10 +423,12 @@ def _sensitivity(
 
 def _not_costed(scopes: Sequence[Scope], options: Options) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for event in options.costs.missing:
-        number = None if event.startswith("hop") else count(scopes[-1].lines, event)
-        rows.append({"what": f"{EVENTS[event]}: no price in this table", "count": number})
     hops = options.hops
+    for event in options.costs.missing:
+        # How many hops there are is known only when their mean was given.
+        unknown = event.startswith("hop") and not hops.east_west and not hops.north_south
+        number = None if unknown else count(scopes[-1].lines, event)
+        rows.append({"what": f"{EVENTS[event]}: no price in this table", "count": number})
     priced = [event for event in ("hop_ew", "hop_ns") if event in options.costs.prices_pj]
     if priced and not hops.east_west and not hops.north_south:
         rows.append({"what": "hops between tiles: set --hops to cost them, placement is not known here", "count": None})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Run:
     num_sequences: int
     bundle: dict[str, Any]
     trace: Path | None = None
+    trace_sha256: str | None = None
 
     def activity(self, phase: str | None = None) -> Activity:
         """Counts of one phase, or of the whole run."""
@@ -126,8 +127,11 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
         _check_phase(check, phase, activities[phase], per_token, shape)
     bundle = data.get("bundle")
     trace = data.get("trace")
-    if trace is not None and (not isinstance(trace, str) or Path(trace).name != trace):
-        check.fail("trace", f"expected the name of a file beside run.json, got {trace!r}")
+    if trace is not None and not (isinstance(trace, str) and _lies_below(trace)):
+        check.fail("trace", f"expected the name of a file beside run.json or below its folder, got {trace!r}")
+    trace_sha256 = data.get("trace_sha256")
+    if trace_sha256 is not None and not isinstance(trace_sha256, str):
+        check.fail("trace_sha256", f"expected a hash, got {trace_sha256!r}")
     run = Run(
         name=name,
         path=path,
@@ -140,9 +144,16 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
         num_sequences=len(sequences),
         bundle=bundle if isinstance(bundle, dict) else {},
         trace=(path.parent / trace) if trace and path is not None else None,
+        trace_sha256=trace_sha256,
     )
     _check_unmasked(check, run)
     return run
+
+
+def _lies_below(name: str) -> bool:
+    """A relative name that stays below the folder it is relative to, on any system."""
+    forms = PurePosixPath(name), PureWindowsPath(name)
+    return "\0" not in name and not any(form.anchor or ".." in form.parts for form in forms)
 
 
 class _Checker:

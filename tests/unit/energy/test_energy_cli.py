@@ -147,6 +147,12 @@ MISTAKES = [
         "--prompt",
     ),
     (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "8"], "--num-steps"),
+    (
+        ["report", "--config", "opt-125m", "--num-steps", "-4", "--rates", "0.1", "--context", "8"],
+        "'num_steps' must be",
+    ),
+    (["report", "--config", "opt-125m", "--num-steps", "0", "--rates", "0.1", "--context", "8"], "'num_steps' must be"),
+    (["report", "example_run.json", "--num-steps", "0"], "--num-steps does not go with a run"),
     (["paper", "--tokens", "0"], "--tokens"),
     (["compare", "a=gone.json"], "gone.json"),
 ]
@@ -198,10 +204,60 @@ def test_a_traced_run_gets_its_raster(tmp_path, capsys) -> None:
     np.savez(tmp_path / "spikes.npz", **{"0/0.h": np.ones((3, 4, 16), bool)})
     path = write_run(tmp_path / "traced.json", make_run() | {"trace": "spikes.npz"})
     assert "raster-1-h" in run(capsys, "report", path, "--format", "html")[1]
-    (tmp_path / "spikes.npz").unlink()
-    code, _, err = run(capsys, "report", path, "--format", "html")
-    assert code == 2 and "spikes.npz" in err
-    assert run(capsys, "report", path)[0] == 0  # the numbers need no trace
+
+
+@pytest.mark.parametrize("fault", ["missing", "other", "damaged", "empty", "one array"])
+def test_a_trace_that_is_not_this_runs_is_a_warning(fault: str, tmp_path, capsys) -> None:
+    import numpy as np
+
+    from spikeopd.files import sha256
+
+    spikes = tmp_path / "sub" / "spikes.npz"
+    spikes.parent.mkdir()
+    np.savez_compressed(spikes, **{"0/0.h": np.arange(768).reshape(3, 4, 64) % 7 == 0})
+    raw = make_run() | {"trace": "sub/spikes.npz"}
+    if fault in ("missing", "other"):
+        raw["trace_sha256"] = sha256(spikes)
+    path = write_run(tmp_path / "traced.json", raw)
+    code, page, err = run(capsys, "report", path, "--format", "html")
+    assert code == 0 and err == "" and 'id="raster-choice"' in page
+    if fault == "missing":
+        spikes.unlink()
+    elif fault == "other":
+        np.savez_compressed(spikes, **{"0/0.h": np.ones((3, 4, 64), bool)})
+    elif fault == "damaged":
+        data = bytearray(spikes.read_bytes())
+        data[60:70] = bytes(10)
+        spikes.write_bytes(data)
+    elif fault == "empty":
+        spikes.write_bytes(b"")
+    else:
+        with open(spikes, "wb") as file:
+            np.save(file, np.ones(3))
+    code, page, err = run(capsys, "report", path, "--format", "html")
+    assert code == 0 and 'id="raster-choice"' not in page and "</html>" in page
+    assert "warning: no spike raster" in err and "spikes.npz" in err and err.count("\n") == 1
+    assert run(capsys, "report", path)[::2] == (0, "")  # the numbers need no trace
+
+
+def test_unpriced_hops_are_listed_with_their_count(example, capsys) -> None:
+    def hops(*arguments: str) -> tuple[dict, list]:
+        report = json.loads(run(capsys, "report", example, "--json", *arguments)[1])
+        listed = [row["count"] for row in report["not_costed"] if "hop of a spike" in row["what"]]
+        return report["summary"][-1], listed
+
+    assert hops()[1] == [None, None]
+    summary, listed = hops("--hops", "2,3")
+    assert listed == [2 * summary["spikes"], 3 * summary["spikes"]]
+    assert hops("--hops", "2,0")[1] == [2 * summary["spikes"], 0]
+
+
+def test_a_terminal_without_unicode(example) -> None:
+    import os
+
+    words = [sys.executable, "-m", "energy.cli", "report", str(example)]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.returncode == 0 and done.stderr == b"" and b"[?J]" in done.stdout
 
 
 def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:

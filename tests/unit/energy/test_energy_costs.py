@@ -72,6 +72,13 @@ def test_a_table_of_the_user(tmp_path) -> None:
         ({"prices_pj": {"mac": 1, "ac": 1, "neuron_active": 1}}, "neuron_inactive"),
         ({"prices_pj": {"mac": 1, "ac": 1, "neuron_active": 1, "neuron_inactive": 2}}, "neuron_active"),
         ({"prices_pj": []}, "prices_pj"),
+        ({"prices_pj": {"mac": 1, "ac": 10**400}}, "prices_pj.ac"),
+        ({"node_nm": "abc"}, "'node_nm' must be a number above 0"),
+        ({"node_nm": 0}, "'node_nm' must be"),
+        ({"node_nm": True}, "'node_nm' must be"),
+        ({"node_nm": float("inf")}, "'node_nm' must be"),
+        ({"price_notes": ["a"]}, "'price_notes' must map"),
+        ({"price_notes": None}, "'price_notes' must map"),
     ],
 )
 def test_bad_tables_are_refused_by_name(change: dict, message: str) -> None:

@@ -158,13 +158,20 @@ def test_every_count_of_a_phase_is_bound() -> None:
     assert set(silent) <= {"additions.coincidence", "additions.av"}
 
 
-@pytest.mark.parametrize("name", ["../other.npz", "/etc/trace.npz", ""])
+@pytest.mark.parametrize("name", ["../other.npz", "/etc/trace.npz", "sub/../../x.npz", "C:\\x.npz", "..\\x.npz", ""])
 def test_a_trace_lies_beside_its_run(name: str) -> None:
     if name:
         with pytest.raises(InputError, match="field 'trace'"):
             parse_run(RUN | {"trace": name}, "x")
     else:
         assert parse_run(RUN | {"trace": name}, "x").trace is None
+
+
+def test_a_trace_may_lie_in_a_folder_below(tmp_path) -> None:
+    run = load_run(write_run(tmp_path / "run.json", RUN | {"trace": "sub/t.npz", "trace_sha256": "0" * 64}))
+    assert run.trace == tmp_path / "sub" / "t.npz" and run.trace_sha256 == "0" * 64
+    with pytest.raises(InputError, match="field 'trace_sha256'"):
+        parse_run(RUN | {"trace": "t.npz", "trace_sha256": 5}, "x")
 
 
 def test_unreadable_files(tmp_path) -> None:
