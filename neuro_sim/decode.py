@@ -6,6 +6,7 @@ A backend is a `Decoder`: it feeds one token at a time. The event engine can do 
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ Array = NDArray[Any]
 Stopped = Literal["length", "eos", "context", "interrupted"]
 PHASES = ("prompt", "generation")
 MAX_BATCH = 32  # sequences decoded side by side; more are taken in turns
+LARGEST_SEED = 2**63 - 1  # as everywhere in SpikeOPD
 PROMPT_CHUNK = 128  # prompt tokens fed before the progress is reported and Ctrl-C is looked at
 
 
@@ -59,14 +61,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         problems = []
-        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
             problems.append(f"temperature must be 0 or more, got {self.temperature}")
         if self.top_k < 0:
             problems.append(f"top-k must be 0 (off) or more, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             problems.append(f"top-p must be above 0 and at most 1, got {self.top_p}")
-        if self.seed < 0:
-            problems.append(f"seed must be 0 or more, got {self.seed}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            problems.append(f"seed must lie between 0 and 2^63 - 1, got {self.seed}")
         if self.max_new_tokens < 0:
             problems.append(f"max-new-tokens must be 0 or more, got {self.max_new_tokens}")
         if problems:
@@ -113,8 +115,9 @@ def choose(logits: Array, sampling: Sampling, generator: np.random.Generator) ->
     candidates = np.arange(logits.size)
     if 0 < sampling.top_k < logits.size:
         candidates = _largest(logits, sampling.top_k)
-    scaled = logits[candidates] / sampling.temperature
-    weights = np.exp(scaled - scaled.max())
+    kept = logits[candidates]
+    with np.errstate(over="ignore"):  # the largest is 0 after the subtraction; the others may fall to -infinity
+        weights = np.exp((kept - kept.max()) / sampling.temperature)
     if sampling.top_p < 1:
         order = np.lexsort((candidates, -weights))
         reached = np.cumsum(weights[order]) >= sampling.top_p * weights.sum()

@@ -8,6 +8,7 @@ from typing import Any
 
 from neuro_sim.decode import Result
 from neuro_sim.runfile import summary
+from spikeopd.errors import discard_stdout, say
 
 REFRESH_SECONDS = 0.2
 LOG_SECONDS = 30.0
@@ -43,14 +44,29 @@ def status_line(result: Result) -> str:
     )
 
 
+def put(text: str, must_finish: bool) -> bool:
+    """Write to stdout at once. If its reader is gone: False when the run has more to do, else BrokenPipeError."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not must_finish:
+            raise
+        discard_stdout()
+        return False
+    return True
+
+
 class Display:
     """Streams the text of a single sequence to stdout; keeps a status line where a terminal is, else logs now and then.
 
     On a terminal the text grows in place above the status line and is printed plainly at the end.
+    must_finish: the run is wanted for more than its text, so it goes on when nobody reads that any more.
     """
 
-    def __init__(self, text: Text, num_sequences: int, *, quiet: bool, stream: bool) -> None:
-        self.text, self.quiet = text, quiet
+    def __init__(self, text: Text, num_sequences: int, *, quiet: bool, stream: bool, must_finish: bool = False) -> None:
+        self.text, self.quiet, self.must_finish = text, quiet, must_finish
+        self.read = True  # until the reader of stdout goes away
         self.stream = stream and num_sequences == 1
         self.terminal = sys.stderr.isatty() and not quiet
         self.in_place = self.terminal and self.stream and sys.stdout.isatty()
@@ -81,7 +97,7 @@ class Display:
                 self.live.update(self._panel(result, sequence), refresh=True)
         elif not self.quiet and now - self.last_log >= LOG_SECONDS:
             self.last_log = now
-            sys.stderr.write(status_line(result) + "\n")
+            say(status_line(result))
 
     def _panel(self, result: Result, sequence: int) -> Any:
         from rich.console import Group
@@ -99,16 +115,17 @@ class Display:
         if not final and text.endswith("\N{REPLACEMENT CHARACTER}"):
             return
         if text.startswith(self.printed):
-            sys.stdout.write(text[len(self.printed) :])
-            sys.stdout.flush()
+            self._put(text[len(self.printed) :])
             self.printed = text
+
+    def _put(self, text: str) -> None:
+        self.read = self.read and put(text, self.must_finish)
 
     def finish(self, result: Result) -> None:
         """The results, plainly, on stdout."""
         if self.stream:
             self._write(result.sequences[0].generated_tokens, final=True)
-            sys.stdout.write("\n")
+            self._put("\n")
         else:
             for index, sequence in enumerate(result.sequences):
-                sys.stdout.write(f"[{index}] {self.text.decode(sequence.generated_tokens)}\n")
-        sys.stdout.flush()
+                self._put(f"[{index}] {self.text.decode(sequence.generated_tokens)}\n")

@@ -39,6 +39,7 @@ def build_run(
     load_seconds: float,
     threads: int,
     trace: str | None = None,
+    trace_sha256: str | None = None,
 ) -> dict[str, Any]:
     """The run as plain data. Valid for an interrupted run too."""
     run: dict[str, Any] = {
@@ -70,6 +71,8 @@ def build_run(
     }
     if trace is not None:
         run["trace"] = trace
+        if trace_sha256 is not None:
+            run["trace_sha256"] = trace_sha256
     return run
 
 

@@ -48,6 +48,28 @@ def test_sampling_follows_the_softmax() -> None:
     assert np.abs(counts / 20000 - expected).max() < 0.015
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_temperature_is_nearly_greedy() -> None:
+    rng = np.random.default_rng(0)
+    for sampling in (Sampling(temperature=1e-320), Sampling(temperature=1e-320, top_k=2, top_p=0.5)):
+        assert {choose(np.array([1.0, 3.0, -2.0]), sampling, rng) for _ in range(20)} == {1}
+        assert {choose(np.array([3.0, 3.0, -2.0]), sampling, rng) for _ in range(50)} <= {0, 1}
+
+
+def test_sampled_tokens_stay_as_they_are() -> None:
+    """Drawn once and for all: a seed must give the same text in later versions."""
+    rng = np.random.default_rng(3)
+    logits = np.sin(np.arange(50) * 1.7) * 4
+    drawn = [choose(logits, Sampling(temperature=t), rng) for t in (0.3, 0.7, 0.8, 1.0, 1.3, 2.5) for _ in range(3)]
+    assert drawn == [1, 12, 42, 30, 1, 23, 23, 8, 38, 5, 19, 27, 23, 30, 38, 49, 13, 33]
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"seed": 2**63}])
+def test_settings_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Sampling(**wrong)
+
+
 def test_wrong_settings_are_all_named() -> None:
     with pytest.raises(ConfigError, match="temperature .*; top-k .*; top-p .*; seed .*; max-new-tokens"):
         Sampling(-1.0, -1, 0.0, -1, -1)

@@ -19,6 +19,7 @@ from neuro_sim.dense import DenseDecoder
 from neuro_sim.runfile import read_run
 from spikeopd.contracts import Activity
 from spikeopd.errors import BackendMissing
+from spikeopd.files import sha256
 
 MODEL = random_model(random_shape(heads=2, head_dim=8, layers=2, ffn=24, vocab=257, positions=48), seed=5)
 
@@ -114,11 +115,36 @@ def test_trace_and_plot(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     assert run(folder, "--backend", "event", "--prompt", "hi", "--max-new-tokens", 3, "--output", output,
                "--trace", "embed,0.a,*.h", "--quiet") == 0  # fmt: skip
-    assert read_run(output)["trace"] == "trace.npz"
-    with np.load(tmp_path / "trace.npz") as file:
+    assert read_run(output)["trace"] == "run.trace.npz"
+    with np.load(tmp_path / "run.trace.npz") as file:
         assert set(file.files) == {"0/tokens", "0/embed", "0/0.a", "0/0.h", "0/1.h"}
         assert file["0/0.a"].shape == (5, 4, 2, 5) and file["0/1.h"].shape == (5, 4, 16)
-    assert (tmp_path / "trace.png").stat().st_size > 1000
+    assert (tmp_path / "run.trace.png").stat().st_size > 1000
+
+
+def test_each_run_has_a_trace_of_its_own(folder: Path, tmp_path: Path) -> None:
+    common = ["--backend", "event", "--max-new-tokens", 2, "--trace", "embed", "--quiet"]
+    for name in ("one", "two"):
+        assert run(folder, *common, "--prompt", name, "--output", tmp_path / f"{name}.json") == 0
+    for name in ("one", "two"):
+        written = read_run(tmp_path / f"{name}.json")
+        assert written["trace"] == f"{name}.trace.npz"
+        assert written["trace_sha256"] == sha256(tmp_path / written["trace"])
+
+
+def test_a_trace_below_the_folder_of_the_run_is_named_and_one_elsewhere_is_not(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from energy.runs import load_run
+
+    output = tmp_path / "out" / "run.json"
+    common = ["--backend", "event", "--prompt", "a", "--max-new-tokens", 2, "--trace", "embed", "--quiet"]
+    assert run(folder, *common, "--output", output, "--trace-file", output.parent / "deep" / "t.npz") == 0
+    assert read_run(output)["trace"] == "deep/t.npz"
+    assert load_run(output).trace == output.parent / "deep" / "t.npz"
+    assert run(folder, *common, "--output", output, "--trace-file", tmp_path / "t.npz") == 0
+    assert "trace" not in read_run(output) and (tmp_path / "t.npz").is_file()
+    assert "is not below the folder" in capsys.readouterr().err
 
 
 def test_verify_passes_and_fails(
@@ -154,6 +180,139 @@ def test_interrupt_leaves_a_partial_run(
     assert partial["complete"] is False and partial["sequences"][0]["stopped"] == "interrupted"
     assert len(partial["sequences"][0]["generated_tokens"]) == 3
     assert "interrupted after 6 tokens; what was done is in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["int8", "float32"])
+def test_an_interrupted_verification_proves_nothing(
+    precision: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(DenseDecoder):
+        def step(self, token: int) -> tuple[np.ndarray, Activity]:
+            if self.position == 2:
+                raise KeyboardInterrupt
+            return super().step(token)
+
+    if precision == "float32":  # a backend that is not the oracle, as Lava would be
+        from neuro_sim.lava.precision import float_twin
+
+        decoder = DenseDecoder(float_twin(MODEL))
+        monkeypatch.setattr(cli, "_open_backend", lambda model, args, stack: ("lava", decoder))
+    monkeypatch.setattr("neuro_sim.dense.DenseDecoder", Interrupted)
+    output = tmp_path / "run.json"
+    options = ["--backend", "event", "--prompt", "abc", "--max-new-tokens", 3, "--verify", "--output", output]
+    assert run(folder, *options) == 130
+    err = capsys.readouterr().err
+    assert "verification interrupted" in err and "verified" not in err and "differ" not in err
+    assert read_run(output)["complete"] is True
+
+
+class Gone(io.StringIO):
+    """A stdout whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--prompt", "more"]])
+def test_a_run_is_written_though_nobody_reads_its_text(
+    form: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run.json"
+    options = ["--backend", "event", "--prompt", "abc", "--max-new-tokens", 8, "--ignore-eos", "--quiet", *form]
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert run(folder, *options, "--output", output) == 0
+    assert len(read_run(output)["sequences"][0]["generated_tokens"]) == 8
+    assert run(folder, *options) == 141  # nothing else was asked for, so the run ends with its reader
+
+
+def test_prompts_keep_the_order_of_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "f").write_text("b")
+    prompts = ["--prompt-tokens", "1,2", "--prompt-file", tmp_path / "f", "--prompt", "a", "--prompt-tokens", "3"]
+    assert run(folder, "--backend", "event", *prompts, "--max-new-tokens", 1, "--json", "--quiet") == 0
+    sequences = json.loads(capsys.readouterr().out)["sequences"]
+    numbers = {letter: 1 + sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter) for letter in "ab"}
+    assert [s["prompt_tokens"] for s in sequences] == [[1, 2], [0, numbers["b"]], [0, numbers["a"]], [3]]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_prompts_that_are_no_text(
+    errors: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad").write_bytes(b"caf\xe9")
+    for options in ([], ["--prompt-file", "-"], ["--prompt-file", tmp_path / "bad"], ["--prompt", "caf\udce9"]):
+        stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run(folder, "--backend", "event", *options) == 2
+        err = capsys.readouterr().err
+        assert "is not UTF-8 text" in err and err.count("\n") == 1
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_the_model_is_loaded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(path: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(bundle_module, "load_bundle", loaded)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    spikes = ["--trace", "embed", "--trace-file"]
+    for options, message in (
+        (["--output", "/proc/x/run.json"], "--output /proc/x/run.json: cannot be written"),
+        (["--output", tmp_path], "it is a folder"),
+        (["--output", ""], "it is a folder"),
+        (["--output", "file.txt/run.json"], "cannot be written"),
+        (["--output", "/dev/null"], "it is not a file"),
+        ([*spikes, "/proc/x.npz"], "--trace-file /proc/x.npz: cannot be written"),
+        ([*spikes, "pic.png"], "must end in .npz"),
+        ([*spikes, "same.npz", "--output", "same.npz"], "give another name"),
+        ([*spikes, "same.npz", "--output", "sub/../same.png"], "give another name"),
+    ):
+        assert run(folder, "--prompt", "a", *options) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_fills_up_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    output = tmp_path / "run.json"
+    common = ["--backend", "event", "--prompt", "a", "--max-new-tokens", 1, "--quiet", "--output", output]
+    monkeypatch.setattr("neuro_sim.raster.save_trace", full)
+    assert run(folder, *common, "--trace", "embed") == 2
+    assert "run.trace.npz: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert "trace" not in read_run(output)  # the run is there all the same
+    monkeypatch.setattr("neuro_sim.runfile.write_run", full)
+    assert run(folder, *common) == 2
+    assert capsys.readouterr().err.endswith("run.json: cannot be written (No space left on device)\n")
+
+
+def test_too_many_threads_for_the_machine(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refused)
+    assert run(folder, "--backend", "event", "--prompt", "a", "--threads", 200) == 2
+    assert "--threads 200: this machine does not allow so many" in capsys.readouterr().err
+
+
+def test_json_for_a_terminal_without_unicode(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    for encoding in ("utf-8", "ascii"):
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert run(folder, "--backend", "event", "--prompt", "é", "--json", "--quiet", "--ignore-eos") == 0
+        texts.append(json.loads(stdout.buffer.getvalue())["sequences"])
+    assert texts[0] == texts[1]
 
 
 def test_saturation_is_a_warning(
@@ -192,6 +351,8 @@ def test_default_backend_is_explained(
     [
         (["--prompt", "a", "--top-p", "2"], "top-p must be above 0"),
         (["--prompt", "a", "--threads", "0"], "--threads must be at least 1"),
+        (["--prompt", "a", "--threads", "100000"], "at most 256"),
+        (["--prompt", "a", "--seed", str(2**63)], "seed must lie between 0 and 2^63 - 1"),
         (["--prompt", "a", "--timeout", "0"], "--timeout must be more than 0"),
         (["--prompt", "a", "--trace", "7.q"], "trace site '7.q' does not exist"),
         (["--prompt", "a", "--trace-file", "x.npz"], "--trace-file needs --trace"),
@@ -232,3 +393,6 @@ def test_float_bundle_uses_the_oracle(
     assert json.loads(out)["precision"] == "float32"
     assert run(folder, "--backend", "event", "--precision", "fixed", "--prompt", "a") == 2
     assert "needs an integer bundle" in capsys.readouterr().err
+    assert run(folder, "--backend", "dense", "--prompt", "a", "--verify") == 2
+    out, err = capsys.readouterr()
+    assert "nothing to be compared with" in err and out == ""  # said before the run, not after
