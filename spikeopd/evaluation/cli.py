@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spikeopd.diagnostics import command as diagnose
-from spikeopd.errors import ConfigError, InputError, run_command
+from spikeopd.errors import ConfigError, InputError, check_writable, run_command
 
 if TYPE_CHECKING:
     from spikeopd.evaluation.models import Model
@@ -112,6 +112,7 @@ def open_log(arguments: argparse.Namespace) -> RunLog:
 
     name = re.sub(r"[^\w.-]+", "_", arguments.model.strip("./")) or "model"
     folder = Path(arguments.output) if arguments.output else Path("runs") / "eval" / f"{arguments.command}-{name}"
+    check_writable(folder / "summary.json", "--output")  # now, not after the whole evaluation
     return RunLog(folder, quiet=arguments.quiet)
 
 

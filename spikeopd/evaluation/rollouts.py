@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,8 +51,10 @@ def rollouts(
             f"--prompts {prompts} and --length {length} must be at least 1, and the model's "
             f"{model.scorer.max_length} positions must hold a prompt too"
         )
-    if temperature < 0 or seed < 0 or samples < 0:
-        raise ConfigError("--temperature, --seed and --samples must be 0 or more")
+    if not (math.isfinite(temperature) and temperature >= 0) or samples < 0:
+        raise ConfigError(f"--temperature {temperature} and --samples {samples} must be 0 or more")
+    if not 0 <= seed <= data.LARGEST_SEED:
+        raise ConfigError(f"--seed must lie between 0 and 2^63 - 1, got {seed}")
     prompt_length = min(PROMPT_LENGTH, most) if prompt_length is None else prompt_length
     if not 1 <= prompt_length <= most:
         raise ConfigError(f"--prompt-length {prompt_length} must lie between 1 and {most}, to leave room for {length}")

@@ -194,6 +194,44 @@ def test_rollouts_table_and_limits(checkpoint, text, tmp_path, capsys):
     assert code == 2 and "to leave room for 32" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--temperature", "nan"), "--temperature nan"),
+        (("--temperature", "inf"), "--temperature inf"),
+        (("--temperature", "-1"), "--temperature -1.0"),
+        (("--samples", "-1"), "--samples -1"),
+        (("--seed", "99999999999999999999999"), "--seed must lie between 0 and 2^63 - 1"),
+        (("--seed", str(2**63)), "--seed must lie between 0 and 2^63 - 1"),
+        (("--seed", "-1"), "--seed must lie between 0 and 2^63 - 1"),
+    ],
+)
+def test_rollout_settings_out_of_range(words, expected, checkpoint, text, tmp_path, capsys):
+    code, out, err = run(capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--output", tmp_path,
+                         "--prompts", "2", "--prompt-length", "16", "--length", "4", *words)  # fmt: skip
+    assert code == 2 and out == "" and expected in err and err.count("\n") == 1
+
+
+def test_the_largest_seed_can_be_used(checkpoint, text, tmp_path, capsys):
+    code, _, _ = run(capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--output", tmp_path,
+                     "--prompts", "1", "--prompt-length", "16", "--length", "2", "--seed", 2**63 - 1)  # fmt: skip
+    assert code == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(command, tmp_path, capsys, monkeypatch):
+    def loaded(*arguments, **options):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("spikeopd.evaluation.models.open_model", loaded)
+    monkeypatch.setattr("spikeopd.models.teacher.load_teacher", loaded)
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deep", "/proc/x"):
+        code, out, err = run(capsys, command, "tiny", "--output", folder)
+        assert code == 2 and out == "" and f"--output {folder}" in err and "cannot be written" in err
+        assert err.count("\n") == 1
+
+
 def test_sampling_by_hand():
     logits = np.log(np.array([0.2, 0.5, 0.3]))
     assert [choose(logits, u, 1.0) for u in (0.0, 0.19, 0.21, 0.69, 0.71, 0.999)] == [0, 0, 1, 1, 2, 2]
