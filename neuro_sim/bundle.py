@@ -46,6 +46,7 @@ MANIFEST = "manifest.json"
 MODEL_FILES = ("model.nir", "arrays.h5")
 BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
 NETX_FILE = re.compile(r"netx_layer\d{3}_(q|k|v|o|ffn)\.h5")
+SPECIAL_TOKENS = ("bos", "eos", "pad")  # roles of the manifest's `tokens`
 MANIFEST_LIMIT = 64 << 20  # bytes; a thousand layers need less
 SIZE_LIMIT = 1 << 24  # no dimension of a model is larger; keeps products far from overflow
 STEPS_LIMIT = 1 << 10
@@ -199,6 +200,7 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
         raise _wrong(file, "precision", "'int8' or 'float32'", manifest.get("precision"))
     _check_shape(file, manifest.get("shape"))
     _check_numbers(file, manifest)
+    _check_tokens(file, manifest.get("tokens", {}), manifest["shape"]["vocab_size"])
     for name in ("files", "arrays"):
         if not isinstance(manifest.get(name), dict):
             raise _wrong(file, name, "an object", manifest.get(name))
@@ -253,6 +255,15 @@ def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
             raise _wrong(file, "embedding_shift", "0 in float32", shift)
     if type(epsilon) is not float or not 0 < epsilon < 1:
         raise _wrong(file, "epsilon", "a number between 0 and 1", epsilon)
+
+
+def _check_tokens(file: Path, tokens: Any, vocabulary: int) -> None:
+    """A bundle without special tokens is one for which the caller says where a text begins and ends."""
+    if not isinstance(tokens, dict):
+        raise _wrong(file, "tokens", "an object", tokens)
+    for role in SPECIAL_TOKENS:
+        if role in tokens and (type(tokens[role]) is not int or not 0 <= tokens[role] < vocabulary):
+            raise _wrong(file, f"tokens.{role}", f"a token id from 0 to {vocabulary - 1}", tokens[role])
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------

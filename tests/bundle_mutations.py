@@ -106,6 +106,14 @@ def _inflate_shape(folder: Path, rng: random.Random) -> None:
     reseal(folder, manifest)
 
 
+def _wrong_tokens(folder: Path, rng: random.Random) -> None:
+    """Special tokens that no vocabulary has; every one of them has to be refused."""
+    manifest = _manifest(folder)
+    outside = [manifest["shape"]["vocab_size"], -1, 2**63, 1.0, True, None, "</s>", "2", [2], {"id": 2}, float("nan")]
+    manifest["tokens"] = rng.choice([{rng.choice(["bos", "eos", "pad"]): rng.choice(outside)}, [2], "</s>", 2, None])
+    reseal(folder, manifest)
+
+
 def _remove_file(folder: Path, rng: random.Random) -> None:
     rng.choice(sorted(folder.iterdir())).unlink()
 
@@ -131,4 +139,5 @@ MUTATIONS = {
     "truncated, hashes mended": _truncate_resealed,
     "inflated shape": _inflate_shape,
     "file removed": _remove_file,
+    "wrong tokens": _wrong_tokens,
 }

@@ -64,4 +64,5 @@ def test_six_hundred_mutations(tmp_path, target, width, first):
     assert sum(kinds.get("refused", 0) for kinds in outcome["tally"].values()) > 300
     # What the hashes guard is always refused.
     assert "read" not in outcome["tally"]["flipped model"]
+    assert "read" not in outcome["tally"]["wrong tokens"]
     assert outcome["slowest"] < 20

@@ -66,12 +66,37 @@ def test_a_future_version_asks_for_an_update(bundle):
         ("shape", [], "shape"),
         ("files", None, "files"),
         ("arrays", 3, "arrays"),
+        ("tokens", None, "tokens'"),
+        ("tokens", [2], "tokens'"),
+        ("tokens", {"bos": "</s>"}, r"tokens\.bos'"),
+        ("tokens", {"eos": 40}, r"tokens\.eos' should be a token id from 0 to 39"),
+        ("tokens", {"pad": -1}, r"tokens\.pad'"),
+        ("tokens", {"bos": True}, r"tokens\.bos'"),
+        ("tokens", {"bos": None}, r"tokens\.bos'"),
     ],
 )
 def test_a_wrong_field_is_named(bundle, field, value, names):
     edit(bundle, lambda m: m.update({field: value}), mend=False)
     with pytest.raises(InputError, match=f"field '{names}"):
         load_bundle(bundle)
+
+
+def test_special_tokens_are_those_of_the_vocabulary_or_absent(bundle):
+    edit(bundle, lambda m: m.update(tokens={"bos": 0, "eos": 39}))
+    assert read_manifest(bundle)["tokens"] == {"bos": 0, "eos": 39}
+    edit(bundle, lambda m: m.pop("tokens"))
+    load_bundle(bundle)
+
+
+def test_commands_refuse_a_wrong_special_token_in_one_line(bundle, tmp_path, capsys):
+    from neuro_sim.cli import main as run_lava
+    from spikeopd.evaluation.cli import main as evaluate
+
+    edit(bundle, lambda m: m.update(tokens={"bos": "</s>"}))
+    for command, words in ((run_lava, ["--prompt-tokens", "1"]), (evaluate, ["--output", str(tmp_path / "out")])):
+        code = command([*(["perplexity"] if command is evaluate else []), str(bundle), *words])
+        err = capsys.readouterr().err
+        assert code == 2 and "field 'tokens.bos'" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**24 + 1, 2**70, 1.0, "16", None, True])
@@ -210,12 +235,14 @@ def test_a_giant_manifest_is_not_even_read(bundle):
 def test_random_mutations(tmp_path, target):
     """The long version is in tests/slow."""
     write_bundle(random_model(), tmp_path / "good", BundleOptions(target=target))
-    refused = 0
+    refused, kinds = 0, set()
     for seed in range(60):
         kind = mutate(tmp_path / "good", tmp_path / "bad", seed)
+        kinds.add(kind)
         try:
             assert isinstance(load_bundle(tmp_path / "bad"), SpikeModel)
+            assert kind != "wrong tokens", seed
         except InputError as error:
             assert "\n" not in str(error), kind
             refused += 1
-    assert refused > 30
+    assert refused > 30 and "wrong tokens" in kinds
