@@ -100,13 +100,17 @@ class Tokenizer:
 
 
 def load_tokenizer(path_or_name: Path | str = TINY) -> Tokenizer:
-    """Load `tiny` (shipped), a directory, a `tokenizer.json`, or a model of the Hugging Face hub by name."""
+    """Load `tiny` (shipped), a directory, a file like `tokenizer.json`, or a model of the Hugging Face hub by name.
+
+    The roles of special tokens stand in tokenizer_config.json of the directory, or beside the file.
+    """
     if str(path_or_name) == TINY:
         with resources.as_file(resources.files("spikeopd") / "assets" / TINY) as directory:
             return _from_directory(directory, origin=TINY)
     path = Path(path_or_name).expanduser()
     if path.is_file():
-        path = path.parent
+        # The named file, whatever its name: another tokenizer.json may lie beside it.
+        return Tokenizer(_backend_from_file(path), _roles(path.parent), origin=str(path))
     if path.is_dir():
         return _from_directory(path, origin=str(path))
     return _from_directory(_download(str(path_or_name)), origin=str(path_or_name))
@@ -153,23 +157,24 @@ def _finish(backend: Backend, roles: dict[str, str]) -> Backend:
 
 
 def _from_directory(directory: Path, origin: str) -> Tokenizer:
-    from tokenizers import Tokenizer as Backend
-
     roles = _roles(directory)
     if (directory / "tokenizer.json").is_file():
-        try:
-            backend = Backend.from_file(str(directory / "tokenizer.json"))
-        except Exception as error:  # the Rust side raises plain Exception
-            raise InputError(
-                f"{directory / 'tokenizer.json'}: not a tokenizer file ({error}); save it again"
-            ) from error
-        return Tokenizer(backend, roles, origin)
+        return Tokenizer(_backend_from_file(directory / "tokenizer.json"), roles, origin)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
         roles = {**OPT_ROLES, **roles}
         return Tokenizer(_finish(_opt_backend(directory), roles), roles, origin)
     raise InputError(
         f"{origin}: no tokenizer here; expected tokenizer.json, or vocab.json and merges.txt (OPT), in the directory"
     )
+
+
+def _backend_from_file(file: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise InputError(f"{file}: not a tokenizer file ({' '.join(str(error).split())}); save it again") from error
 
 
 def _opt_backend(directory: Path) -> Backend:
@@ -199,6 +204,8 @@ def _roles(directory: Path) -> dict[str, str]:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise InputError(f"{path}: not valid JSON ({error}); save the tokenizer again") from error
+        if not isinstance(content, dict):
+            raise InputError(f"{path}: not a JSON object; save the tokenizer again")
         for role in OPT_ROLES:
             token = content.get(role)
             token = token.get("content") if isinstance(token, dict) else token

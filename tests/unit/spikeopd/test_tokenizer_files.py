@@ -96,6 +96,23 @@ def test_fingerprint_follows_the_mapping_not_the_files(corpus, opt_directory, tm
     assert load_tokenizer(tmp_path / "saved").fingerprint == opt.fingerprint
 
 
+def test_a_named_file_is_loaded_itself_with_the_roles_of_its_folder(corpus, tmp_path):
+    beside = train_tokenizer(corpus, 300, tmp_path)
+    named = train_tokenizer(corpus, 290, tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").rename(tmp_path / "mine.json")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    tokenizer = load_tokenizer(tmp_path / "mine.json")
+    assert tokenizer.backend.get_vocab() == named.backend.get_vocab() != beside.backend.get_vocab()
+    assert tokenizer.eos_token_id == 0 and tokenizer.origin == str(tmp_path / "mine.json")
+    for name, content in (("config.json", '{"model_type": "opt"}'), ("notes.txt", "no tokenizer")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(InputError, match=rf"{name}: not a tokenizer file \(.*\); save it again"):
+            load_tokenizer(tmp_path / name)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"tokenizer_config.json: not a JSON object"):
+        load_tokenizer(tmp_path / "mine.json")
+
+
 def test_transformers_reads_what_is_saved(corpus, tmp_path):
     transformers = pytest.importorskip("transformers", reason="the train extra brings transformers")
     ours = train_tokenizer(corpus, 300, tmp_path)
