@@ -23,6 +23,7 @@ from typing import Any
 
 from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
 from spikeopd.errors import InputError
+from spikeopd.files import find_model
 
 OPT_POSITIONS = 2048
 OPT_VOCABULARY = 50272
@@ -52,14 +53,17 @@ def published_name(shape: ModelShape) -> str | None:
 def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
     """A shape from `opt-125m`, a config.json, a bundle's manifest.json, or a folder that holds one of them.
 
+    A run folder of spikeopd-train stands for the student in it.
+
     `num_steps` overrides the file's; a dense model has none of its own.
     """
     path = Path(source)
     if path.is_dir():
-        found = [path / name for name in ("config.json", "manifest.json") if (path / name).is_file()]
-        if not found:
-            raise InputError(f"{path} holds neither config.json nor manifest.json")
-        path = found[0]
+        names = ("config.json", "manifest.json")
+        folder = find_model(path, names)
+        if folder is None:
+            raise InputError(f"{path} holds neither config.json nor manifest.json, and is no run of spikeopd-train")
+        path = next(folder / name for name in names if (folder / name).is_file())
     if path.suffix != ".json":
         shape = opt_shape(source)
         if num_steps is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spikeopd.errors import BackendMissing, InputError
 from spikeopd.evaluation.scoring import Scorer
+from spikeopd.files import find_model
 from spikeopd.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class Model:
 def open_model(name: str, *, tokenizer: str | None = None, device: str | None = None, dtype: str = "float32") -> Model:
     """Find out what MODEL is and load it.
 
-    A folder with manifest.json is a bundle; a folder with config.json, or a run folder with `checkpoint/` in it, is a
-    Hugging Face model; `tiny` and `tiny-rule` are the shipped teachers; anything else is a name on the hub.
+    A folder with manifest.json is a bundle; a folder with config.json is a Hugging Face model, and a run folder of
+    spikeopd-train stands for the one in `final/`, else in `stage1/final/`; `tiny` and `tiny-rule` are the shipped
+    teachers; anything else is a name on the hub.
     """
     path = _folder(name)
     if path is not None and (path / "manifest.json").is_file():
@@ -71,9 +73,9 @@ def _folder(name: str) -> Path | None:
                 f"model {name}: no such folder; give a checkpoint, a bundle, 'tiny' or the name of a model on the hub"
             )
         return None
-    for folder in (path, path / "checkpoint"):
-        if (folder / "manifest.json").is_file() or (folder / "config.json").is_file():
-            return folder
+    folder = find_model(path, ("manifest.json", "config.json"))
+    if folder is not None:
+        return folder
     raise InputError(
         f"model {path}: neither config.json (a checkpoint) nor manifest.json (a bundle) is here; "
         "give the folder that spikeopd-train or spikeopd-export wrote"
@@ -94,7 +96,9 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
         ) from error
     logging.disable_progress_bar()
     where = str(path) if path is not None else name
-    text = load_tokenizer(tokenizer or where)
+    # A GGUF file is the model itself; its tokenizer lies beside it.
+    own = path.parent if path is not None and path.is_file() else where
+    text = load_tokenizer(tokenizer or own)
     try:
         model = load_teacher(where, attentions=False, dtype=getattr(torch, dtype))
     except InputError as error:
@@ -104,7 +108,8 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
         model.to(place)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"--device {place}: {str(error).splitlines()[0]}") from error
-    return Model(name, TorchScorer(model), text, _about(model, place, dtype, fingerprint(model)))
+    about = {**_about(model, place, dtype, fingerprint(model)), "folder": str(path) if path is not None else None}
+    return Model(name, TorchScorer(model), text, about)
 
 
 def _about(model: PreTrainedModel, device: str, dtype: str, digest: str) -> dict[str, Any]:

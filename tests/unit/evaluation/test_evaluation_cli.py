@@ -43,7 +43,7 @@ def test_zeroshot_over_seeds_in_json(checkpoint, tmp_path, capsys, no_network):
     data = write_items(tmp_path / "data")
     for seed in (0, 1):
         (tmp_path / f"run-{seed}").mkdir()
-        (tmp_path / f"run-{seed}" / "checkpoint").symlink_to(checkpoint)
+        (tmp_path / f"run-{seed}" / "final").symlink_to(checkpoint)
     code, out, err = run(
         capsys, "zeroshot", tmp_path / "run-{seed}", "--seeds", "0", "1", "--data-dir", data,
         "--tasks", "piqa,hellaswag", "--json", "--output", tmp_path / "out", "--batch-size", "4",
@@ -118,6 +118,31 @@ def test_a_model_that_is_not_there(name, expected, capsys):
 def test_a_folder_that_is_no_model(tmp_path, capsys):
     code, _, err = run(capsys, "rollouts", tmp_path)
     assert code == 2 and "neither config.json (a checkpoint) nor manifest.json (a bundle)" in err
+
+
+@pytest.mark.parametrize("place", ["final", "stage1/final"])
+def test_a_run_folder_stands_for_its_student(place, checkpoint, text, tmp_path, capsys):
+    (tmp_path / "run" / place).parent.mkdir(parents=True)
+    (tmp_path / "run" / place).symlink_to(checkpoint)
+    code, out, err = run(capsys, "perplexity", tmp_path / "run", "--source", text, "--split", "all", "--max-tokens",
+                         "20", "--json", "--quiet", "--output", tmp_path / "out")  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["folder"] == str(tmp_path / "run" / place)
+
+
+def test_the_named_tokenizer_file_is_used_and_no_other(checkpoint, tmp_path, capsys):
+    from spikeopd.tokenizer import load_tokenizer
+
+    load_tokenizer("tiny").save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "lower.json").write_text(json.dumps(content))
+    tokenizer = open_model(str(checkpoint), tokenizer=str(tmp_path / "lower.json")).tokenizer
+    assert tokenizer.decode(tokenizer.encode("A Kettle")) == "a kettle"
+    (tmp_path / "notes.txt").write_text("no tokenizer")
+    code, _, err = run(capsys, "perplexity", checkpoint, "--tokenizer", tmp_path / "notes.txt", "--output",
+                       tmp_path / "out", "--quiet")  # fmt: skip
+    assert code == 2 and "notes.txt: not a tokenizer file" in err and err.count("\n") == 1
 
 
 def test_a_tokenizer_too_large_for_the_model(tmp_path, student, capsys):
