@@ -5,6 +5,7 @@ Works from a `SpikeModel` alone, so that tests and tools need no checkpoint. The
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +16,11 @@ from typing import Any, Literal
 import h5py
 
 from export.nir_graph import Location, Neuron, Profile, build_graph
-from neuro_sim.bundle import MANIFEST, array_specs
+from neuro_sim.bundle import MANIFEST, array_specs, read_manifest
 from spikeopd import __version__
 from spikeopd.contracts import BUNDLE_SCHEMA, SpikeModel
-from spikeopd.errors import InputError
-from spikeopd.files import new_directory, sha256, write_json
+from spikeopd.errors import InputError, cannot_write
+from spikeopd.files import check_new_directory, new_directory, sha256, write_json
 
 Target = Literal["nir", "lava"]
 
@@ -54,37 +55,76 @@ def bundle_draft(
     becomes `output` when the body ends well.
     """
     output = Path(output)
-    if output.exists() and not (output / MANIFEST).is_file() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output}: exists and is not a bundle; choose another name or remove it")
-    with new_directory(output) as folder:
-        if options.target == "nir":
-            file, locations = _write_nir(model, folder, options)
-            details: dict[str, Any] = {
-                "nir": {"profile": options.profile, "neuron": options.neuron, "context": options.context}
-            }
-        else:
-            from export.lava_bundle import write_lava
+    check_output(output)
+    try:
+        with new_directory(output) as folder:
+            manifest = _write(model, folder, options)
+            yield folder, manifest
+            seal(folder, manifest)
+            check_replaceable(output)  # hours may have passed since the first look
+    except BrokenPipeError:  # the terminal went away, not the disk
+        raise
+    except OSError as error:
+        raise cannot_write(output, "--output", error) from error
 
-            file, locations = write_lava(model, folder)
-            details = {}
-        if options.tokenizer is not None:
-            shutil.copyfile(options.tokenizer, folder / "tokenizer.json")
-        manifest: dict[str, Any] = {
-            "schema": BUNDLE_SCHEMA,
-            "target": options.target,
-            **details,
-            "precision": model.precision,
-            "shape": model.shape.to_dict(),
-            "decay": int(model.decay) if model.precision == "int8" else float(model.decay),
-            "embedding_shift": int(model.embedding.shift),
-            "epsilon": float(model.head.epsilon),
-            "tokens": {name: int(value) for name, value in options.tokens.items()},
-            "source": {"spikeopd": __version__, **options.source},
-            "arrays": array_index(folder / file, locations, model),
+
+def check_output(output: Path) -> None:
+    """Refuse a folder that cannot be written or must not be replaced. Quick, so that it can come before the work."""
+    check_replaceable(output)
+    if output.resolve() == Path.cwd():
+        raise InputError(f"--output {output}: is the working folder, which cannot be replaced; name a folder in it")
+    check_new_directory(output, "--output")
+
+
+def check_replaceable(output: Path) -> None:
+    """Only an empty folder or a bundle with nothing else in it may be replaced: all other files are the user's."""
+    if not os.path.lexists(output):
+        return
+    try:
+        names = {path.name for path in output.iterdir()}
+        if not names:
+            return
+        own = {MANIFEST, *read_manifest(output)["files"]}
+    except (InputError, OSError):
+        raise InputError(f"--output {output}: exists and is not a bundle; choose another name or remove it") from None
+    foreign = sorted(names - own)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if foreign[1:] else ""
+        raise InputError(
+            f"--output {output}: the bundle there would be replaced, but {foreign[0]}{more} is not part of it; "
+            "move it or choose another name"
+        )
+
+
+def _write(model: SpikeModel, folder: Path, options: BundleOptions) -> dict[str, Any]:
+    """Model file, tokenizer and a first manifest."""
+    if options.target == "nir":
+        file, locations = _write_nir(model, folder, options)
+        details: dict[str, Any] = {
+            "nir": {"profile": options.profile, "neuron": options.neuron, "context": options.context}
         }
-        seal(folder, manifest)
-        yield folder, manifest
-        seal(folder, manifest)
+    else:
+        from export.lava_bundle import write_lava
+
+        file, locations = write_lava(model, folder)
+        details = {}
+    if options.tokenizer is not None:
+        shutil.copyfile(options.tokenizer, folder / "tokenizer.json")
+    manifest: dict[str, Any] = {
+        "schema": BUNDLE_SCHEMA,
+        "target": options.target,
+        **details,
+        "precision": model.precision,
+        "shape": model.shape.to_dict(),
+        "decay": int(model.decay) if model.precision == "int8" else float(model.decay),
+        "embedding_shift": int(model.embedding.shift),
+        "epsilon": float(model.head.epsilon),
+        "tokens": {name: int(value) for name, value in options.tokens.items()},
+        "source": {"spikeopd": __version__, **options.source},
+        "arrays": array_index(folder / file, locations, model),
+    }
+    seal(folder, manifest)
+    return manifest
 
 
 def seal(folder: Path, manifest: dict[str, Any]) -> None:

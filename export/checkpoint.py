@@ -10,27 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuro_sim.bundle import SPECIAL_TOKENS
 from spikeopd.errors import InputError
+from spikeopd.files import find_model
 
 if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+    from spikeopd.tokenizer import Tokenizer
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The folder with config.json: the path itself, or `final/` inside a run folder."""
-    path = Path(path)
-    for folder in (path, path / "final"):
-        if (folder / "config.json").is_file():
-            return folder
-    raise InputError(f"checkpoint {path}: no config.json here; give the folder that spikeopd-train wrote")
+    """The folder with config.json: the path itself, or the student of a run folder."""
+    folder = find_model(path)
+    if folder is None:
+        raise InputError(f"checkpoint {path}: no config.json here; give the folder that spikeopd-train wrote")
+    return folder
 
 
-def load_student(path: Path | str) -> BiSpikCLMForCausalLM:
-    """The student of a Hugging Face folder, in float32 on the CPU. Only safetensors are read, never a pickle."""
-    folder = find_checkpoint(path)
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a student, checked as far as it goes without loading the model."""
     try:
-        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (ValueError, AttributeError, RecursionError) as error:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        kind = config.get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"checkpoint {folder}: config.json cannot be read ({error})") from None
     if kind != "bispikclm":
         raise InputError(
@@ -38,6 +40,18 @@ def load_student(path: Path | str) -> BiSpikCLMForCausalLM:
         )
     if not any(folder.glob("model*.safetensors")):
         raise InputError(f"checkpoint {folder}: no model.safetensors here; the folder is incomplete")
+    return config
+
+
+def check_context(config: Mapping[str, Any], context: int) -> None:
+    """`build_graph` asks the same of the model; this asks before it is loaded."""
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and context > positions:
+        raise InputError(f"--context {context}: the unrolled profile takes 1 to {positions} tokens")
+
+
+def load_student(folder: Path) -> BiSpikCLMForCausalLM:
+    """The student of a folder, in float32 on the CPU. Only safetensors are read, never a pickle."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -67,17 +81,23 @@ def find_tokenizer(checkpoint: Path, given: str | None) -> Path:
 
 def token_ids(model: BiSpikCLMForCausalLM) -> dict[str, int]:
     """Ids of the special tokens that the config names."""
-    named = {role: getattr(model.config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")}
-    return {role: int(value) for role, value in named.items() if isinstance(value, int)}
+    named = {role: getattr(model.config, f"{role}_token_id", None) for role in SPECIAL_TOKENS}
+    found = {role: value for role, value in named.items() if isinstance(value, int)}
+    for role, value in found.items():
+        if not 0 <= value < model.config.vocab_size:
+            raise InputError(
+                f"checkpoint: {role}_token_id {value} in config.json is no token of a vocabulary of "
+                f"{model.config.vocab_size}; correct it"
+            )
+    return found
 
 
-def text_windows(source: str, tokenizer: Path, length: int, count: int, split: str = "validation") -> NDArray[Any]:
+def text_windows(source: str, tokenizer: Tokenizer, length: int, count: int, split: str = "validation") -> NDArray[Any]:
     """Up to `count` windows of `length` tokens of a text source: int64 [windows, length], spread over the text."""
     from spikeopd.data import prepare, sequential_windows
-    from spikeopd.tokenizer import load_tokenizer
 
     limit = max(50_000, 4 * count * length)
-    data = prepare(source, load_tokenizer(tokenizer), split, max_tokens=None if source == "python-docs" else limit)
+    data = prepare(source, tokenizer, split, max_tokens=None if source == "python-docs" else limit)
     windows = sequential_windows(data, min(length, len(data)))
     chosen = np.linspace(0, len(windows) - 1, min(count, len(windows))).round().astype(int)
     return windows[np.unique(chosen)].astype(np.int64)

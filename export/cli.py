@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spikeopd.errors import InputError, run_command
+from spikeopd.errors import BackendMissing, InputError, run_command
 
 PROG = "spikeopd-export"
 EXAMPLES = """`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`.
@@ -34,7 +34,13 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     args = export_parser().parse_args(arguments)
     _check_arguments(args)
-    from export.command import run_export, summary
+    try:
+        from export.command import run_export, summary
+    except ImportError as error:
+        raise BackendMissing(
+            f"reading a checkpoint needs torch and transformers ({error}); "
+            "install them with: pip install 'spikeopd[train]'"
+        ) from error
 
     def say(text: str) -> None:
         if not args.quiet:
@@ -54,7 +60,9 @@ def export_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder with config.json and model.safetensors")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder of a trained student, or the run folder around it"
+    )
     parser.add_argument("--to", choices=("nir", "lava"), default="nir", help="kind of bundle (default: nir)")
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
     parser.add_argument("--precision", choices=("int8", "float32"), default="int8", help="default: int8, spike-exact")
@@ -72,12 +80,13 @@ def export_parser() -> argparse.ArgumentParser:
         default="exact",
         help="exact: the neuron as a loop of standard nodes (default); lif: plain nir.LIF",
     )
-    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: the checkpoint's)")
+    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer file or its folder (default: the checkpoint's)")
     parser.add_argument(
+        "--source",
         "--text",
         default="python-docs",
-        metavar="SOURCE",
-        help="text for evaluation, calibration and the verification prompts (default: python-docs)",
+        metavar="NAME",
+        help="text for evaluation, calibration and the verification prompts (default: python-docs); --text is the same",
     )
     parser.add_argument(
         "--calibrate",

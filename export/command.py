@@ -9,15 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from export.bundle_writer import BundleOptions, bundle_draft
+from export.bundle_writer import BundleOptions, bundle_draft, check_output
 from export.calibrate import search_clips
-from export.checkpoint import check_tokens, find_checkpoint, find_tokenizer, load_student, text_windows, token_ids
+from export.checkpoint import (
+    check_context,
+    check_tokens,
+    find_checkpoint,
+    find_tokenizer,
+    load_student,
+    read_config,
+    text_windows,
+    token_ids,
+)
 from export.evaluate import compare
 from export.netx import write_netx
 from export.quantize import lower, model_shape
 from export.report import REPORT_SCHEMA, model_bytes, parameter_count, support, tensor_table
 from export.verify import verify_bundle, verify_nir
 from spikeopd.files import write_json
+from spikeopd.tokenizer import load_tokenizer
 
 WINDOW = 128  # tokens per evaluation window
 
@@ -40,24 +50,33 @@ class Stopwatch:
 def run_export(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """Write the bundle and return its report; `seconds` is added for the caller and not stored in the bundle."""
     watch = Stopwatch()
+    # What can be refused without loading the model is refused here.
     folder = find_checkpoint(args.checkpoint)
-    tokenizer = find_tokenizer(folder, args.tokenizer)
+    config = read_config(folder)
+    check_output(Path(args.output))
+    context = args.context if args.context is not None else 4 if args.nir_profile == "unrolled" else 1
+    check_context(config, context)
+    tokenizer_file = find_tokenizer(folder, args.tokenizer)
+    tokenizer = load_tokenizer(tokenizer_file)
     say(f"loading {folder}")
     student = load_student(folder)
-    shape = model_shape(student)
+    shape, tokens = model_shape(student), token_ids(student)
     size = sum(parameter.numel() for parameter in student.parameters())
     watch.stage("load")
     # The counting oracle costs seconds per token at a hundred million parameters: ask for less there.
     evaluation = min(2048, max(128, int(1e10 / size))) if args.evaluation_tokens is None else args.evaluation_tokens
-    verification = args.verification_tokens or min(64, max(4, int(1e9 / size)))
+    verification = min(64, max(4, int(1e9 / size))) if args.verification_tokens is None else args.verification_tokens
     length = min(WINDOW, shape.max_position_embeddings, max(evaluation, verification, 2))
-    windows = text_windows(args.text, tokenizer, length, max(1, evaluation // length))
+    measure = max(1, evaluation // length)  # windows for perplexity; verification may need more
+    windows = text_windows(args.source, tokenizer, length, max(measure, -(-verification // length)))
     check_tokens(windows, shape)
+    if windows.size < verification:
+        say(f"{args.source} gives {windows.size} tokens for verification, not {verification}")
     watch.stage("text")
     clips = None
     if args.calibrate:
         say(f"calibrating on {args.calibrate} tokens")
-        training = text_windows(args.text, tokenizer, length, max(1, args.calibrate // length), "train")
+        training = text_windows(args.source, tokenizer, length, max(1, args.calibrate // length), "train")
         clips = search_clips(student, training)
         watch.stage("calibrate")
     say(f"lowering {size:,} parameters to {args.precision}")
@@ -65,16 +84,16 @@ def run_export(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     watch.stage("lower")
     measured = None
     if evaluation:
-        say(f"perplexity before and after on {windows.size} tokens of {args.text}")
-        measured = {"text": f"{args.text} (validation)", **compare(student, lowered.model, windows)}
+        say(f"perplexity before and after on {windows[:measure].size} tokens of {args.source}")
+        measured = {"text": f"{args.source} (validation)", **compare(student, lowered.model, windows[:measure])}
         watch.stage("evaluate")
     options = BundleOptions(
         target=args.to,
         profile=args.nir_profile,
         neuron=args.neuron,
-        context=args.context or (4 if args.nir_profile == "unrolled" else 1),
-        tokenizer=tokenizer,
-        tokens=token_ids(student),
+        context=context,
+        tokenizer=tokenizer_file,
+        tokens=tokens,
         source={"checkpoint": folder.resolve().name},
     )
     del student  # the proof needs the integers only; modules refer to each other, so collect
@@ -155,10 +174,9 @@ def summary(report: dict[str, Any], output: Path) -> str:
         worst = max(file["relative_weight_error"] for file in report["netx"]["files"].values())
         lines.append(f"lossy             {len(report['netx']['files'])} netx files, weights off by up to {worst:.1%}")
         lines += [f"                  netx cannot express {what}" for what in report["netx"]["cannot_express"]]
-    if not report["calibrated"]:
-        lines += [
-            f"clipped           {t['name']}: {t['clipped']} of {t['elements']} values"
-            for t in report["tensors"]
-            if t["clipped"]
-        ]
+    lines += [
+        f"clipped           {t['name']}: {t['clipped']} of {t['elements']} values"
+        for t in report["tensors"]
+        if t["clipped"]
+    ]
     return "\n".join(lines)

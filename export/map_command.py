@@ -10,9 +10,9 @@ from typing import Any
 
 from export.design_rules import Design, Violation, check_all
 from export.loihi import SOURCES, Core, Limits, cache_bytes, place
-from neuro_sim.bundle import load_bundle
+from neuro_sim.bundle import load_bundle, manifest_shape, read_manifest
 from spikeopd.contracts import SpikeModel
-from spikeopd.errors import BackendMissing, CheckFailed, InputError
+from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write, check_writable
 from spikeopd.files import write_bytes
 
 MAP_SCHEMA = "spikeopd.loihi-map/1"
@@ -24,13 +24,19 @@ SITE_COLOURS = {
 
 def run_map(args: argparse.Namespace) -> str:
     """What the command prints. With --strict a violated rule is `CheckFailed`, raised after the picture is written."""
-    model = load_bundle(args.bundle)
-    context = args.context or model.shape.max_position_embeddings
-    if not 1 <= context <= model.shape.max_position_embeddings:
-        raise InputError(f"--context {context}: this model takes 1 to {model.shape.max_position_embeddings} tokens")
-    result, cores, violations = resource_map(model, context)
+    positions = manifest_shape(read_manifest(args.bundle)).max_position_embeddings
+    context = positions if args.context is None else args.context
+    if not 1 <= context <= positions:
+        raise InputError(f"--context {context}: this model takes 1 to {positions} tokens")
     if args.picture:
-        write_bytes(Path(args.picture), picture(cores, Limits(), f"{Path(args.bundle).name}, context {context}"))
+        check_writable(args.picture, "--picture")
+    result, cores, violations = resource_map(load_bundle(args.bundle), context)
+    if args.picture:
+        drawn = picture(cores, Limits(), f"{Path(args.bundle).name}, context {context}")
+        try:
+            write_bytes(Path(args.picture), drawn)
+        except OSError as error:
+            raise cannot_write(args.picture, "--picture", error) from error
     if args.strict and violations:
         raise CheckFailed(f"{len(violations)} design rule(s) violated; first: {violations[0]}")
     return json.dumps(result, allow_nan=False) if args.json else _text(result, violations)

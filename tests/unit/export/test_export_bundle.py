@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -13,7 +15,7 @@ import pytest
 from random_models import random_model, random_shape
 from small_students import small_student
 
-from export.bundle_writer import BundleOptions, write_bundle
+from export.bundle_writer import BundleOptions, bundle_draft, write_bundle
 from export.quantize import lower
 from neuro_sim.bundle import array_specs, load_bundle, model_arrays, read_manifest
 from spikeopd.errors import InputError
@@ -110,6 +112,50 @@ def test_an_old_bundle_is_replaced_but_nothing_else(tmp_path):
     with pytest.raises(InputError, match="not a bundle"):
         write_bundle(random_model(), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_stranger_s_manifest_is_no_bundle(tmp_path):
+    """A browser extension has a manifest.json too."""
+    (tmp_path / "mine").mkdir()
+    for content in ('{"manifest_version": 3, "name": "extension"}', "not even JSON"):
+        (tmp_path / "mine" / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match="exists and is not a bundle"):
+            write_bundle(random_model(), tmp_path / "mine")
+        assert (tmp_path / "mine" / "manifest.json").read_text() == content
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="exists and is not a bundle"):
+        write_bundle(random_model(), tmp_path / "link")
+
+
+def test_a_bundle_with_something_of_the_user_s_in_it_is_kept(tmp_path):
+    write_bundle(random_model(), tmp_path / "b")
+    (tmp_path / "b" / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=r"run\.json is not part of it; move it"):
+        write_bundle(random_model(seed=2), tmp_path / "b")
+    assert (tmp_path / "b" / "run.json").read_text() == "{}"
+    assert_same(random_model(), load_bundle(tmp_path / "b"))
+
+
+def test_what_was_added_while_the_bundle_was_written_is_kept_too(tmp_path):
+    write_bundle(random_model(), tmp_path / "b")
+    draft = bundle_draft(random_model(seed=2), tmp_path / "b", BundleOptions())
+    with pytest.raises(InputError, match=r"run\.json is not part of it"), draft:
+        (tmp_path / "b" / "run.json").write_text("{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert_same(random_model(), load_bundle(tmp_path / "b"))
+
+
+def test_the_working_folder_cannot_be_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is the working folder"):
+        write_bundle(random_model(), ".")
+
+
+def test_a_disk_that_fails_on_the_way_is_one_line(tmp_path):
+    draft = bundle_draft(random_model(), tmp_path / "b", BundleOptions())
+    with pytest.raises(InputError, match=r"--output .*b: cannot be written \(No space left on device\)"), draft:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not any(tmp_path.iterdir())
 
 
 def test_reading_needs_neither_torch_nor_nir_nor_hdf5(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+import torch
 from random_models import random_model
 from small_students import small_student
 
@@ -88,6 +90,29 @@ def test_map(checkpoint, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["schema"] == "spikeopd.loihi-map/1"
     assert main(["map", str(tmp_path / "b"), "--context", "9999"]) == 2
     assert "--context 9999" in capsys.readouterr().err
+    assert main(["map", str(tmp_path / "b"), "--context", "0"]) == 2
+    assert "--context 0: this model takes 1 to 24 tokens" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_bundle_is_read(tmp_path, capsys, monkeypatch):
+    import export.map_command
+    from export.bundle_writer import write_bundle
+
+    write_bundle(random_model(), tmp_path / "b")
+
+    def load(path):
+        raise AssertionError("the bundle was loaded first")
+
+    monkeypatch.setattr(export.map_command, "load_bundle", load)
+    (tmp_path / "file.txt").write_text("mine")
+    for place, message in (
+        ("/proc/x.png", "--picture /proc/x.png: cannot be written"),
+        (tmp_path / "file.txt" / "x.png", "cannot be written (Not a directory)"),
+        (tmp_path, "it is a folder"),
+    ):
+        assert main(["map", str(tmp_path / "b"), "--picture", str(place)]) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -113,7 +138,7 @@ def test_checkpoints_that_are_none(checkpoint, tmp_path, capsys):
     assert main([str(tmp_path), "--output", str(tmp_path / "b")]) == 2
     assert "no config.json" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "opt"}')
-    (tmp_path / "tokenizer.json").write_text("{}")
+    load_tokenizer("tiny").save(tmp_path)
     assert main([str(tmp_path), "--output", str(tmp_path / "b"), "--quiet"]) == 2
     assert "only a trained student" in capsys.readouterr().err
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
@@ -122,6 +147,100 @@ def test_checkpoints_that_are_none(checkpoint, tmp_path, capsys):
     (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:5000])
     assert main([str(tmp_path), "--output", str(tmp_path / "b"), "--quiet"]) == 2
     assert "cannot be loaded" in capsys.readouterr().err
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """The model must not be loaded for what can be refused without it."""
+    import export.command
+
+    def load(folder):
+        raise AssertionError("the model was loaded first")
+
+    monkeypatch.setattr(export.command, "load_student", load)
+
+
+def test_refused_before_the_model_is_loaded(checkpoint, tmp_path, capsys, unloaded):
+    (tmp_path / "file.txt").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "manifest.json").write_text('{"manifest_version": 3}')
+    for output, options, message in (
+        ("/proc/bundle", [], "--output /proc/bundle: cannot be written"),
+        (tmp_path / "file.txt" / "bundle", [], "cannot be written (Not a directory)"),
+        (tmp_path / "file.txt", [], "exists and is not a bundle"),
+        (tmp_path / "mine", [], "exists and is not a bundle"),
+        (tmp_path / "b", ["--nir-profile", "unrolled", "--context", "1000"], "--context 1000: the unrolled profile"),
+        (tmp_path / "b", ["--tokenizer", str(tmp_path / "file.txt")], "file.txt: not a tokenizer file"),
+    ):
+        assert run(checkpoint, output, *options) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "mine"]
+    with pytest.raises(AssertionError, match="loaded first"):
+        run(checkpoint, tmp_path / "b")
+
+
+def test_without_torch_the_extra_is_named(checkpoint, tmp_path):
+    code = "import sys; sys.modules['torch'] = None; from export.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, str(checkpoint), "--output", str(tmp_path / "b")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 4 and "pip install 'spikeopd[train]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_student_of_stage_1_alone(checkpoint, tmp_path, capsys):
+    (tmp_path / "run" / "stage1").mkdir(parents=True)
+    (tmp_path / "run" / "stage1" / "final").symlink_to(checkpoint)
+    text = f"text:{checkpoint.parent / 'text.txt'}"
+    small = ["--evaluation-tokens", "0", "--verification-tokens", "4"]
+    # --source is the name that all commands share; --text, as in `run`, means the same
+    assert main([str(tmp_path / "run"), "--output", str(tmp_path / "b"), "--source", text, *small]) == 0
+    assert f"loading {tmp_path / 'run' / 'stage1' / 'final'}" in capsys.readouterr().err
+
+
+def test_verification_has_its_tokens_whatever_evaluation_takes(checkpoint, tmp_path, capsys):
+    for evaluation, measured in (("0", None), ("24", 24), ("96", 96)):  # windows of this model have 24 tokens
+        options = ("--evaluation-tokens", evaluation, "--verification-tokens", "60", "--json")
+        assert run(checkpoint, tmp_path / "b", *options) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["verification"]["tokens"] == 60
+        assert (report["evaluation"] or {}).get("tokens") == measured
+
+
+def test_the_tokenizer_that_is_shipped_is_the_one_measured(checkpoint, tmp_path, capsys):
+    load_tokenizer("tiny").save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "neuron"}, "content": "x"}
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    perplexities = []
+    for name in ("tokenizer.json", "mine.json"):
+        assert run(checkpoint, tmp_path / "b", "--json", "--tokenizer", str(tmp_path / name)) == 0
+        perplexities.append(json.loads(capsys.readouterr().out)["evaluation"]["perplexity_lowered"])
+    assert (tmp_path / "b" / "tokenizer.json").read_bytes() == (tmp_path / "mine.json").read_bytes()
+    assert perplexities[0] != perplexities[1]
+
+
+def test_a_special_token_beyond_the_vocabulary_is_refused(checkpoint, tmp_path, capsys):
+    shutil.copytree(checkpoint, tmp_path / "s")
+    config = json.loads((tmp_path / "s" / "config.json").read_text())
+    (tmp_path / "s" / "config.json").write_text(json.dumps({**config, "eos_token_id": 1024}))
+    assert main([str(tmp_path / "s"), "--output", str(tmp_path / "b"), "--quiet"]) == 2
+    assert "eos_token_id 1024 in config.json is no token of a vocabulary of 1024" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(), ("--calibrate", "48")])
+def test_clipped_values_are_printed(tmp_path, capsys, options):
+    student = small_student(vocab=1024)
+    with torch.no_grad():
+        student.model.embed_positions.weight[-1, 0] = 100.0  # beyond 16 bits in units of 2^-12
+    folder = tmp_path / "run" / "final"
+    student.save_pretrained(folder)
+    load_tokenizer("tiny").save(folder)
+    (folder.parent / "text.txt").write_text(TEXT)
+    assert run(folder, tmp_path / "b", *options) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("clipped")]
+    assert "embedding.position:" in [line[1] for line in lines]
+    tensors = json.loads((tmp_path / "b" / "report.json").read_text())["tensors"]
+    assert [line[1].rstrip(":") for line in lines] == [tensor["name"] for tensor in tensors if tensor["clipped"]]
 
 
 def test_a_difference_is_exit_3_and_leaves_nothing(checkpoint, tmp_path, capsys, monkeypatch):
