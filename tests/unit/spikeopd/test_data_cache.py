@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from spikeopd import data as data_module
-from spikeopd.data import TokenData, batch, default_cache_dir, prepare, sequential_windows
-from spikeopd.errors import InputError
+from spikeopd.data import LARGEST_SEED, TokenData, batch, default_cache_dir, prepare, sequential_windows
+from spikeopd.errors import ConfigError, InputError
 from spikeopd.tokenizer import load_tokenizer
 
 
@@ -208,6 +208,15 @@ def test_seeds_and_steps_give_different_batches():
         for step in range(10)
     }
     assert len(starts) == 100
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 10**23])
+def test_a_seed_beyond_the_generator_is_refused(seed):
+    data = TokenData(np.arange(20, dtype=np.uint16), "", "numbers", "train", 1, 20)
+    with pytest.raises(ConfigError, match="seed must lie between 0 and"):
+        batch(data, batch_size=2, length=2, seed=seed, step=0)
+    # Methods add to the user's seed: the largest one must leave room for that.
+    assert batch(data, batch_size=2, length=2, seed=LARGEST_SEED + 1, step=0).shape == (2, 2)
 
 
 def test_every_window_is_drawn_equally_often():
