@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 from spikeopd.errors import ConfigError, InputError
+from spikeopd.files import find_model
 
 HELP = "Teacher KL, spike-rate, hidden and membrane gaps on a stored bank of paired prefixes (Figs. 1-2)."
 EXAMPLES = (
@@ -40,14 +42,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def student_folder(name: str) -> str:
     """A student's folder, or the `final/` of a run folder."""
-    for path in (Path(name), Path(name) / "final", Path(name) / "stage1" / "final"):
-        if (path / "config.json").is_file():
-            return str(path)
-    raise InputError(f"{name}: no student there (no config.json); give a run folder or its final/")
+    if (found := find_model(name)) is None:
+        raise InputError(f"{name}: no student there (no config.json); give a run folder or its final/")
+    return str(found)
 
 
 def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]:
     """(summary, text)."""
+    for name in ("prompts", "prompt_length", "length", "batch_size"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)} must be 1 or more")
+    if not (math.isfinite(options.temperature) and options.temperature > 0):
+        raise ConfigError(f"--temperature {options.temperature} must be a number above 0: the bank is sampled")
     from spikeopd.data import prepare
     from spikeopd.diagnostics import report
     from spikeopd.diagnostics.dynamics import replay

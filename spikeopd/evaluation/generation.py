@@ -27,8 +27,9 @@ def choose(logits: NDArray[Any], uniform: float | None, temperature: float) -> i
     """The most likely token (uniform None), or the one at `uniform` of the cumulative distribution."""
     if uniform is None:
         return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / temperature
-    cumulative = np.exp(scaled - scaled.max()).cumsum()
+    wide = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # the smallest temperatures: -inf, and all weight on the maximum
+        cumulative = np.exp((wide - wide.max()) / temperature).cumsum()
     place = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
     return int(min(place, len(logits) - 1))
 

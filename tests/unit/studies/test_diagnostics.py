@@ -147,5 +147,7 @@ def test_diagnose_command(world, tmp_path, capsys, monkeypatch):
     assert cli.main(words) == 0
     assert (tmp_path / "bank.npz").read_bytes() == bank, "a stored bank is replayed, not replaced"
     capsys.readouterr()
+    assert cli.main(["diagnose", str(tmp_path / "offline"), "--temperature", "nan"]) == 2
+    assert "--temperature nan must be" in capsys.readouterr().err
     assert cli.main(["diagnose", str(tmp_path / "offline"), "nameless"]) == 2
     assert "give a name and a checkpoint" in capsys.readouterr().err
