@@ -81,7 +81,7 @@ def _epilog(examples: Sequence[str]) -> str:
 
 def model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer folder (default: the model's own)")
+    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer folder or file (default: the model's own)")
     parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeopd.errors import ConfigError, InputError
-from spikeopd.evaluation.perplexity import windows
 from spikeopd.evaluation.generation import choose
+from spikeopd.evaluation.perplexity import windows
 from spikeopd.evaluation.scoring import Group, Item, Limits, Scored, batches, make_item, plan, score
 
 token = st.integers(0, 2)
