@@ -84,7 +84,8 @@ def collapse(rows: Sequence[Row], results: Sequence[Sequence[Mapping[str, Any]]]
         axis.set_title(f"{title}, 20-update mean", fontsize=10)
         axis.set_xlabel("update")
         axis.set_ylim(bottom=0)
-    axes[0].legend(fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     return save(figure, folder, "figure")
 
 
