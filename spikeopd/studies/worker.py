@@ -70,7 +70,7 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
     result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
-              "student": os.path.relpath(student, folder)}  # fmt: skip
+              "student": os.path.relpath(student.resolve(), folder.resolve())}  # fmt: skip
     result |= summary.get("stage1", {}) if config.train.stage == "1" else summary.get("stage2", {})
     if config.train.stage != "1":
         result["evaluation"] = evaluate(config, student, asked["length"])
@@ -79,7 +79,7 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         result["pre_onset"] = pre_onset(result)
         if result["pre_onset"] is not None:
             before = student_at(folder, config, result["pre_onset"]["update"])
-            result["pre_onset_student"] = os.path.relpath(before, folder)
+            result["pre_onset_student"] = os.path.relpath(before.resolve(), folder.resolve())
     return result
 
 

@@ -374,6 +374,19 @@ def test_oprd_coefficient_matches_the_gradient_norm_of_full_kl_and_stays(tmp_pat
 # --- Lightning -------------------------------------------------------------------------------------------------------
 
 
+def test_lightning_takes_a_teacher_in_bfloat16(tmp_path):
+    """The buffer is float32 on disk; the teacher's output table is not."""
+    setup = small_setup("stage2.updates=1")
+    setup.teacher.to(torch.bfloat16)
+    student = spad.initial_student(setup)
+    reference = copy.deepcopy(student)
+    with RunLog(tmp_path, quiet=True) as log:
+        buffer = lightning_opd.open_buffer(setup, student, tmp_path / "buffer", log)
+    objective, optimizer = loop.make_optimizer(setup, lightning_opd.ReplayObjective(student, 7), 1e-3)
+    values = lightning_opd.update_step(setup, objective, optimizer, reference, buffer, 0)
+    assert math.isfinite(values["loss"]) and values["opd"] > 0
+
+
 def test_lightning_loss_on_stored_prefixes_equals_the_formula(tmp_path, monkeypatch):
     setup = common.with_stage2(small_setup("stage2.micro_batch_size=2"), ref_coef=0.0)
     start = spad.initial_student(setup)

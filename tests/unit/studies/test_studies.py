@@ -22,6 +22,7 @@ from spikeopd.config import load_config, with_overrides
 from spikeopd.diagnostics.rollouts import CollapseDetector
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.methods import opd, spad
+from spikeopd.methods.setup import load_student
 from spikeopd.studies import figures, runs, tables, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
@@ -184,6 +185,27 @@ def test_a_run_begun_for_one_study_is_continued_for_another(world, tmp_path, her
     (found,) = runs.execute([("two", second)], tmp_path, 1, lambda line: None)
     assert found["updates"] == 4
     assert not (tmp_path / first.key[:20] / "stage1" / ".final.left").exists(), "what a killed process left is removed"
+
+
+def test_a_student_of_another_size_is_refused(world):
+    folder, _, config = world
+    for change in ("model.num_hidden_layers=1", "model.hidden_size=64"):
+        other = with_overrides(config, [change, "stage2.spike_layers=[1]"])
+        name = change.split(".")[1].split("=")[0]
+        with pytest.raises(InputError, match=f"has {name} .* the configuration"):
+            load_student(str(folder / "student"), other)
+
+
+def test_a_pool_behind_a_link_finds_its_students(world, tmp_path, here):
+    """A folder's real place counts: `..` behind a link leads elsewhere."""
+    folder, _, config = world
+    (tmp_path / "deep" / "er" / "pool").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "er" / "pool")
+    run = stage2_run(config, folder / "student", kind="evaluate")
+    runs.execute([("run", run)], tmp_path / "link", 1, lambda line: None)
+    for pool in (tmp_path / "link", tmp_path / "deep" / "er" / "pool"):
+        found = runs.read_result(run, pool)
+        assert found is not None and (Path(found["student"]) / "model.safetensors").is_file()
 
 
 def test_a_failing_run_is_reported_with_its_last_line(world, tmp_path):
