@@ -13,8 +13,8 @@ from typing import Any
 import h5py
 
 from export.nir_graph import Location
-from neuro_sim.bundle import PROJECTIONS, model_arrays
-from spikeopd.contracts import EMBED_SITE, Layer, Site, SpikeModel
+from spikeopd.contracts import EMBED_SITE, Layer, Site, SpikeModel, projections
+from spikeopd.contracts.bundle import model_arrays
 from spikeopd.files import write_json
 
 GRAPH_SCHEMA = "spikeopd.lava-graph/1"
@@ -63,7 +63,8 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
 
     def layer(index: int, values: Layer, x: str, h: str) -> tuple[str, str]:
         name = f"layer{index}"
-        for weight, site in PROJECTIONS.items():
+        for connection in projections(shape):
+            weight, site = connection.name, connection.target
             fan_in, fan_out = getattr(values, weight).shape
             parameters = {"weights": _array(f"layers.{index}.{weight}")}
             process(f"{name}.{weight}", "synapse.Projection", parameters, s_in=("in", fan_in), a_out=("out", fan_out))

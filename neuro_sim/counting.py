@@ -37,10 +37,10 @@ class EventCounter:
     def count(self, spikes: Mapping[SiteKey, Array], saturations: Mapping[SiteKey, Array]) -> Activity:
         """Activity of the next token. spikes: bool [T_s, n] per (layer, site), `a` head-major; saturations: [T_s]."""
         model, shape = self.model, self.model.shape
-        activity = Activity.zeros(shape.num_hidden_layers, shape.num_steps)
+        activity = Activity.zeros(shape)
         activity.tokens = 1
         totals: dict[SiteKey, Array] = {}
-        for key in ordered_sites(shape.num_hidden_layers):
+        for key in ordered_sites(shape):
             layer, site = max(key[0], 0), key[1]
             totals[key] = spikes[key].sum(-1)
             activity.spikes[site][layer] = totals[key]

@@ -56,5 +56,5 @@ def _site(site: Site) -> Site:
 
 
 def _layer(layer: Layer) -> Layer:
-    arrays = {name: _float(value) for name, value in vars(layer).items() if name != "sites"}
+    arrays = {name: _float(value) for name, value in vars(layer).items() if name != "sites" and value is not None}
     return Layer(**arrays, sites={name: _site(site) for name, site in layer.sites.items()})

@@ -12,12 +12,12 @@ pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
 
 from export.bundle_writer import BundleOptions, write_bundle  # noqa: E402
-from neuro_sim.bundle import load_bundle  # noqa: E402
 from neuro_sim.dense import DenseDecoder  # noqa: E402
 from neuro_sim.engine import EventDecoder  # noqa: E402
 from neuro_sim.lava import compiled  # noqa: E402
 from neuro_sim.lava.decoder import LavaDecoder  # noqa: E402
 from spikeopd.contracts import SpikeTrace, first_difference  # noqa: E402
+from spikeopd.contracts.bundle import load_bundle  # noqa: E402
 
 
 @pytest.mark.parametrize("target", ["nir", "lava"])

@@ -290,7 +290,7 @@ def test_the_fused_block_equals_the_oracles_block(seed, head_dim, num_steps, tag
     dense = DenseDecoder(model)
     expected = []
     for i in range(3):
-        expected.append(dense._block(Activity.zeros(1, num_steps), 0, model.layers[0], x[i], h[i]))
+        expected.append(dense._block(Activity.zeros(model.shape), 0, model.layers[0], x[i], h[i]))
         dense.position += 1
     block = SpikingBlock(layer=model.layers[0], shape=shape, decay=model.decay)
     _, sent = drive(block, tag, {"x_in": x.reshape(-1, d), "h_in": h.reshape(-1, d)}, 3 * num_steps)

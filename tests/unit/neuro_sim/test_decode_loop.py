@@ -13,8 +13,8 @@ from neuro_sim import decode
 from neuro_sim.decode import Sampling, choose, generate, generators
 from neuro_sim.dense import DenseDecoder, unmasked_coincidences
 from neuro_sim.engine import EventDecoder
-from neuro_sim.runfile import build_run, validate_run
-from spikeopd.contracts import Activity
+from neuro_sim.runfile import build_run
+from spikeopd.contracts import Activity, parse_run
 from spikeopd.errors import ConfigError, InputError
 
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3]]
@@ -153,7 +153,7 @@ def test_interruption_leaves_a_valid_run() -> None:
         load_seconds=0,
         threads=1,
     )
-    validate_run(run, "run.json")
+    parse_run(run, "run.json")
 
 
 def test_second_interrupt_stops_at_once() -> None:

@@ -54,7 +54,7 @@ def one_neuron_model(**changes: Site) -> SpikeModel:
     silent = constant(1, MEMBRANE_MAX + 1)
     sites = dict.fromkeys(("q", "k", "v", "a", "r", "o", "x", "f", "y", "h"), silent) | changes
     one = np.ones((1, 1), np.int8)
-    layer = Layer(one, one, one, one, one, one, np.zeros(1, np.int32), np.zeros(1, np.int32), sites)
+    layer = Layer(one, one, one, one, one, one, sites, gain_o=np.zeros(1, np.int32), gain_y=np.zeros(1, np.int32))
     embedding = Embedding(
         np.array([[10], [0]], np.int8), np.ones(2, np.int32), np.ones(1, np.int32), 0, np.zeros((4, 1), np.int16)
     )

@@ -13,11 +13,11 @@ import pytest
 from random_models import random_model, random_shape
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from neuro_sim import bundle as bundle_module
 from neuro_sim import cli
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.runfile import read_run
 from spikeopd.contracts import Activity
+from spikeopd.contracts import bundle as bundle_module
+from spikeopd.contracts.run import read_run
 from spikeopd.errors import BackendMissing
 from spikeopd.files import sha256
 
@@ -135,7 +135,7 @@ def test_each_run_has_a_trace_of_its_own(folder: Path, tmp_path: Path) -> None:
 def test_a_trace_below_the_folder_of_the_run_is_named_and_one_elsewhere_is_not(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from energy.runs import load_run
+    from spikeopd.contracts.run import load_run
 
     output = tmp_path / "out" / "run.json"
     common = ["--backend", "event", "--prompt", "a", "--max-new-tokens", 2, "--trace", "embed", "--quiet"]
@@ -285,11 +285,11 @@ def test_a_disk_that_fills_up_is_one_line(
 
     output = tmp_path / "run.json"
     common = ["--backend", "event", "--prompt", "a", "--max-new-tokens", 1, "--quiet", "--output", output]
-    monkeypatch.setattr("neuro_sim.raster.save_trace", full)
+    monkeypatch.setattr("spikeopd.contracts.save_trace", full)
     assert run(folder, *common, "--trace", "embed") == 2
     assert "run.trace.npz: cannot be written (No space left on device)" in capsys.readouterr().err
     assert "trace" not in read_run(output)  # the run is there all the same
-    monkeypatch.setattr("neuro_sim.runfile.write_run", full)
+    monkeypatch.setattr("spikeopd.contracts.write_run", full)
     assert run(folder, *common) == 2
     assert capsys.readouterr().err.endswith("run.json: cannot be written (No space left on device)\n")
 

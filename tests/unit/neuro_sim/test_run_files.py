@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import random_model
+from random_models import random_model, random_shape
 
 from neuro_sim.decode import Sampling, generate
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.raster import SelectedTrace, load_trace, parse_sites, plot_raster, save_trace
-from neuro_sim.runfile import build_run, read_run, summary, validate_run, write_run
+from neuro_sim.raster import SelectedTrace, parse_sites, plot_raster
+from neuro_sim.runfile import build_run, summary
 from neuro_sim.verify import agreement, compare, different_count
-from spikeopd.contracts import Activity, SpikeTrace, first_difference
+from spikeopd.contracts import Activity, SpikeTrace, first_difference, load_trace, parse_run, save_trace, write_run
+from spikeopd.contracts.run import read_run
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 
 
@@ -56,7 +57,7 @@ def test_run_is_read_back(finished, tmp_path: Path) -> None:
         (("sequences", 0, "stopped"), "interrupted", "complete"),
         (("phases", "prompt", "tokens"), 9, "phases.prompt.tokens"),
         (("phases", "prompt", "spikes", "q"), [[1, 2]], "phases.prompt.spikes.q"),
-        (("phases", "prompt", "bytes", "qkv"), 1, "phases.prompt.bytes"),
+        (("phases", "prompt", "bytes", "qkv"), 1, "per_token.bytes"),
         (("per_token", "spikes"), [1], "per_token.spikes"),
         (("timing",), None, "timing"),
     ],
@@ -68,12 +69,12 @@ def test_contradictions_are_named(finished, path: tuple, value: object, field: s
         place = place[key]
     place[path[-1]] = value
     with pytest.raises(InputError, match=field):
-        validate_run(run, "run.json")
+        parse_run(run, "run.json")
 
 
 def test_unreadable_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(InputError, match="not a readable run.json"):
+    with pytest.raises(InputError, match="not readable JSON"):
         read_run(tmp_path / "run.json")
 
 
@@ -88,14 +89,17 @@ def test_summary_by_hand(finished) -> None:
     assert 0 < numbers["firing_rate"] < 1 and numbers["generated_tokens"] == 6
 
 
+TWO_LAYERS = random_shape()
+
+
 def test_sites_are_chosen_by_name() -> None:
-    assert parse_sites("embed,0.q", 2) == {(-1, "embed"), (0, "q")}
-    assert parse_sites("*.h", 2) == {(0, "h"), (1, "h")}
-    assert len(parse_sites("all", 2)) == 21
-    assert len(parse_sites("1.*", 2)) == 10
+    assert parse_sites("embed,0.q", TWO_LAYERS) == {(-1, "embed"), (0, "q")}
+    assert parse_sites("*.h", TWO_LAYERS) == {(0, "h"), (1, "h")}
+    assert len(parse_sites("all", TWO_LAYERS)) == 21
+    assert len(parse_sites("1.*", TWO_LAYERS)) == 10
     for wrong in ("2.q", "0.z", "q", "", "0."):
         with pytest.raises(ConfigError, match="trace site"):
-            parse_sites(wrong, 2)
+            parse_sites(wrong, TWO_LAYERS)
 
 
 def test_trace_is_read_back(finished, tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_trace_is_read_back(finished, tmp_path: Path) -> None:
         assert before.tokens == after.tokens and set(before.sites) == set(after.sites)
         assert first_difference(before, after) is None
     (tmp_path / "bad.npz").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="not a spike trace"):
+    with pytest.raises(InputError, match="not an .npz file"):
         load_trace(tmp_path / "bad.npz")
 
 

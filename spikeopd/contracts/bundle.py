@@ -18,30 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spikeopd.contracts import (
-    BUNDLE_SCHEMA,
-    COUNT_SHIFT,
+from spikeopd.contracts.model import (
     DECAY_BITS,
-    EMBED_SITE,
-    LAYER_SITES,
     MEMBRANE_MAX,
     WEIGHT_SHIFT,
+    Array,
     Embedding,
     Head,
     Layer,
-    ModelShape,
     Precision,
     Site,
     SpikeModel,
+    site_shift,
 )
+from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
 from spikeopd.errors import InputError
 from spikeopd.files import sha256
 
-Array = NDArray[Any]
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
 
+SCHEMA = "spikeopd.bundle"
+VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site
 MANIFEST = "manifest.json"
 MODEL_FILES = ("model.nir", "arrays.h5")
 BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
@@ -50,20 +48,33 @@ SPECIAL_TOKENS = ("bos", "eos", "pad")  # roles of the manifest's `tokens`
 MANIFEST_LIMIT = 64 << 20  # bytes; a thousand layers need less
 SIZE_LIMIT = 1 << 24  # no dimension of a model is larger; keeps products far from overflow
 STEPS_LIMIT = 1 << 10
+WRITE_SHIFT_LIMIT = 16  # of a current write: the shifted sum of a row still fits 32 bits
 
-PROJECTIONS = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o", "w_1": "f", "w_2": "y"}  # weight -> site it drives
-PROJECTION_SITES = tuple(PROJECTIONS.values())
 # How a stored value becomes the model's. NIR's Threshold fires at `>`, so its file holds the float32 just below the
 # threshold; NIR's Affine adds its bias to the sum of weights, so it counts in weight units.
 TRANSFORMS = ("next_above", "weight_units")
 NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefore not stored
 
 
-def site_shift(site: str, precision: Precision) -> int:
-    """Left shift of a site's input: what one unit of its integer current counts in membrane units."""
-    if precision == "float32" or site in (EMBED_SITE, "x", "h"):
-        return 0
-    return COUNT_SHIFT if site in ("a", "r") else WEIGHT_SHIFT
+def bundle_schema(shape: ModelShape) -> str:
+    """The lowest version that can say what this model is: older readers keep reading what they can."""
+    return f"{SCHEMA}/{1 if shape.paper_block else 2}"
+
+
+def layer_writes(shape: ModelShape, precision: Precision) -> dict[str, str]:
+    """The arrays by which a sublayer adds to the residual stream, with their dtypes."""
+    word = "int32" if precision == "int8" else "float32"
+    if shape.residual_write == "spike":
+        return {"gain_o": word, "gain_y": word}
+    shifts = {"shift_o": "uint8", "shift_y": "uint8"} if precision == "int8" else {}
+    return {"bias_o": word, "bias_y": word} | shifts
+
+
+def biased_sites(shape: ModelShape) -> tuple[str, ...]:
+    """Sites of a layer whose bias is stored: those behind a projection in schema 1, all in schema 2."""
+    if shape.paper_block:
+        return tuple(connection.target for connection in projections(shape))
+    return tuple(site for site in shape.layer_sites if site != "a" or shape.distances)
 
 
 def array_specs(shape: ModelShape, precision: Precision) -> dict[str, Spec]:
@@ -84,22 +95,31 @@ def array_specs(shape: ModelShape, precision: Precision) -> dict[str, Spec]:
     if shape.factorised:
         specs["embedding.project_in"] = (narrow, (width, d))
         specs["head.project_out"] = (narrow, (d, width))
+    if shape.factorised or shape.readout == "residual":
         specs["head.out_scale"] = ("float64", (width,))
         specs["head.out_bias"] = ("float64", (width,))
     else:
         specs["head.gamma"] = (half, (d,))
-    fan = {"w_q": (d, d), "w_k": (d, d), "w_v": (d, d), "w_o": (d, d), "w_1": (d, ffn), "w_2": (ffn, d)}
+    if not shape.paper_block:
+        specs["embed.bias"] = (word, (d,))
     for index in range(shape.num_hidden_layers):
-        for name, size in fan.items():
-            specs[f"layers.{index}.{name}"] = (narrow, size)
-        for name in ("gain_o", "gain_y"):
-            specs[f"layers.{index}.{name}"] = (word, (d,))
-        for site in LAYER_SITES:
+        for weight in projections(shape):
+            assert weight.fan_in is not None and weight.fan_out is not None
+            specs[f"layers.{index}.{weight.name}"] = (narrow, (weight.fan_in, weight.fan_out))
+        for name, dtype in layer_writes(shape, precision).items():
+            specs[f"layers.{index}.{name}"] = (dtype, (d,))
+        for site in shape.layer_sites:
             count = heads if site == "a" else ffn if site == "f" else d
             specs[f"layers.{index}.{site}.threshold"] = (word, (count,))
-            if site in PROJECTION_SITES:
-                specs[f"layers.{index}.{site}.bias"] = (word, (count,))
+            if site in biased_sites(shape):
+                size = (heads, shape.distances) if site == "a" else (count,)
+                specs[f"layers.{index}.{site}.bias"] = (word, size)
     return specs
+
+
+def layer_arrays(shape: ModelShape, precision: Precision) -> tuple[str, ...]:
+    """Names of a layer's arrays other than those of its sites."""
+    return (*(weight.name for weight in projections(shape)), *layer_writes(shape, precision))
 
 
 def model_arrays(model: SpikeModel) -> dict[str, Array]:
@@ -112,6 +132,7 @@ def model_arrays(model: SpikeModel) -> dict[str, Array]:
         "embedding.position": embedding.position,
         "embedding.project_in": embedding.project_in,
         "embed.threshold": model.embed_site.threshold,
+        "embed.bias": model.embed_site.bias,
         "head.row_scale": head.row_scale,
         "head.bias": head.bias,
         "head.gamma": head.gamma,
@@ -120,12 +141,11 @@ def model_arrays(model: SpikeModel) -> dict[str, Array]:
         "head.out_bias": head.out_bias,
     }
     for index, layer in enumerate(model.layers):
-        for name in (*PROJECTIONS, "gain_o", "gain_y"):
+        for name in layer_arrays(model.shape, model.precision):
             named[f"layers.{index}.{name}"] = getattr(layer, name)
         for site, values in layer.sites.items():
             named[f"layers.{index}.{site}.threshold"] = values.threshold
-            if site in PROJECTION_SITES:
-                named[f"layers.{index}.{site}.bias"] = values.bias
+            named[f"layers.{index}.{site}.bias"] = values.bias
     specs = array_specs(model.shape, model.precision)
     return {name: np.asarray(named[name], dtype=dtype).reshape(size) for name, (dtype, size) in specs.items()}
 
@@ -146,8 +166,9 @@ def assemble(
         return Site(threshold, bias, site_shift(name, precision))
 
     def layer(index: int) -> Layer:
-        values = {name: arrays[f"layers.{index}.{name}"] for name in (*PROJECTIONS, "gain_o", "gain_y")}
-        return Layer(**values, sites={name: site(f"layers.{index}.{name}", name) for name in LAYER_SITES})
+        values = {name: arrays[f"layers.{index}.{name}"] for name in layer_arrays(shape, precision)}
+        sites = {name: site(f"layers.{index}.{name}", name) for name in shape.layer_sites}
+        return Layer(**values, sites=sites)
 
     return SpikeModel(
         shape=shape,
@@ -195,10 +216,10 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
         raise InputError(f"{file}: not valid JSON ({_short(error)}); export the bundle again") from None
     if not isinstance(manifest, dict):
         raise _wrong(file, "manifest", "a JSON object", manifest)
-    _check_schema(file, manifest.get("schema"))
+    version = _check_schema(file, manifest.get("schema"))
     if manifest.get("precision") not in ("int8", "float32"):
         raise _wrong(file, "precision", "'int8' or 'float32'", manifest.get("precision"))
-    _check_shape(file, manifest.get("shape"))
+    _check_shape(file, manifest.get("shape"), version)
     _check_numbers(file, manifest)
     _check_tokens(file, manifest.get("tokens", {}), manifest["shape"]["vocab_size"])
     for name in ("files", "arrays"):
@@ -215,30 +236,40 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
 
 def manifest_shape(manifest: Mapping[str, Any]) -> ModelShape:
     """The model shape of a manifest that `read_manifest` returned."""
-    return ModelShape(**{name: manifest["shape"][name] for name in ModelShape.__dataclass_fields__})
+    known = (*SIZES, *FORMS, "distances")
+    return ModelShape(**{name: manifest["shape"][name] for name in known if name in manifest["shape"]})
 
 
-def _check_schema(file: Path, schema: Any) -> None:
-    name, _, version = BUNDLE_SCHEMA.partition("/")
-    if schema == BUNDLE_SCHEMA:
-        return
-    if isinstance(schema, str) and re.fullmatch(rf"{re.escape(name)}/\d{{1,9}}", schema):
+def _check_schema(file: Path, schema: Any) -> int:
+    match = re.fullmatch(rf"{re.escape(SCHEMA)}/(\d{{1,9}})", schema) if isinstance(schema, str) else None
+    if match is None:
+        raise _wrong(file, "schema", f"'{SCHEMA}/{VERSIONS[-1]}'", schema)
+    version = int(match[1])
+    if version not in VERSIONS:
         raise InputError(
-            f"{file}: field 'schema' is '{schema}', this version reads up to '{BUNDLE_SCHEMA}'; update spikeopd"
+            f"{file}: field 'schema' is '{schema}', this version reads up to '{SCHEMA}/{VERSIONS[-1]}'; update spikeopd"
         )
-    raise _wrong(file, "schema", f"'{BUNDLE_SCHEMA}'", schema)
+    return version
 
 
-def _check_shape(file: Path, shape: Any) -> None:
+def _check_shape(file: Path, shape: Any, version: int) -> None:
     if not isinstance(shape, dict):
         raise _wrong(file, "shape", "an object", shape)
-    for name in ModelShape.__dataclass_fields__:
+    for name in SIZES:
         limit = STEPS_LIMIT if name == "num_steps" else SIZE_LIMIT
         value = shape.get(name)
         if type(value) is not int or not 1 <= value <= limit:
             raise _wrong(file, f"shape.{name}", f"an integer from 1 to {limit}", value)
     if shape["hidden_size"] % shape["num_attention_heads"]:
         raise _wrong(file, "shape.num_attention_heads", "a divisor of hidden_size", shape["num_attention_heads"])
+    for name, choices in FORMS.items():
+        allowed = choices[:1] if version == 1 else choices
+        if shape.get(name, choices[0]) not in allowed:
+            raise _wrong(file, f"shape.{name}", " or ".join(map(repr, allowed)), shape[name])
+    distances = shape.get("distances", 0)
+    most = 0 if version == 1 else DISTANCES_LIMIT
+    if type(distances) is not int or not 0 <= distances <= most:
+        raise _wrong(file, "shape.distances", f"an integer from 0 to {most}", distances)
 
 
 def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
@@ -373,7 +404,9 @@ def _meaningless(name: str, values: Array, precision: Precision) -> str:
         return "thresholds that are not positive"
     if precision == "int8" and part == "threshold" and (values > MEMBRANE_MAX).any():
         return "thresholds beyond the 24-bit membrane"
-    membrane = part in ("bias", "gain_o", "gain_y") and not name.startswith("head.")
+    if part in ("shift_o", "shift_y") and (values > WRITE_SHIFT_LIMIT).any():
+        return f"shifts beyond {WRITE_SHIFT_LIMIT}"
+    membrane = part in ("bias", "gain_o", "gain_y", "bias_o", "bias_y") and not name.startswith("head.")
     if precision == "int8" and membrane and (np.abs(values.astype(np.int64)) > MEMBRANE_MAX).any():
         return "values beyond the 24-bit membrane"
     return ""

@@ -1,4 +1,4 @@
-"""Reading run.json: every field checked, every refusal names the field. Format: docs/formats.md.
+"""run.json, as its writer and its readers see it: every field checked, every refusal names the field. docs/formats.md.
 
 The energy of a run is only as good as its counts, so the counts are checked against each other and against the
 model's shape before anything is multiplied: slots per neuron group, operations per spike, tokens per phase, and the
@@ -10,22 +10,35 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from energy.flops import parse_shape
-from spikeopd.contracts import EMBED_SITE, LAYER_COMPONENTS, LAYER_SITES, RUN_SCHEMA, Activity, ModelShape
+from spikeopd.contracts.activity import MAC_KEYS, Activity, byte_keys, site_rows
+from spikeopd.contracts.model import Array, Precision
+from spikeopd.contracts.topology import (
+    SIZES,
+    ModelShape,
+    connections,
+    outer_macs,
+    parse_shape,
+)
 from spikeopd.errors import InputError
+from spikeopd.files import write_json
 
-Array = NDArray[Any]
+SCHEMA = "spikeopd.run"
+VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`
 PHASES = ("prompt", "generation")
-SITES = (EMBED_SITE, *LAYER_SITES)
-MAC_KEYS = ("embed", "head", "head_active")
-BYTE_KEYS = (*LAYER_COMPONENTS, "embed", "head", "kv_read", "kv_write")
+BACKENDS = ("event", "dense", "lava")
+PRECISIONS = get_args(Precision)
+STOPS = ("length", "eos", "context", "interrupted")
 SERIES = ("spikes", "sops", "macs", "bytes")
 _LARGEST = 2**62  # sums of a few of these still fit int64
+
+
+def run_schema(shape: ModelShape) -> str:
+    """The lowest version that can say what this model is."""
+    return f"{SCHEMA}/{1 if shape.paper_block else 2}"
 
 
 @dataclass(frozen=True)
@@ -65,10 +78,7 @@ class Run:
         """Counts of one phase, or of the whole run."""
         if phase is not None:
             return self.phases[phase]
-        total = Activity.zeros(self.shape.num_hidden_layers, self.shape.num_steps)
-        for name in PHASES:
-            total.add(self.phases[name])
-        return total
+        return Activity.total(self.phases[name] for name in PHASES)
 
     def keys(self, phase: str | None = None) -> int:
         """Keys seen by the tokens of a phase: the masked size of its attention."""
@@ -85,16 +95,32 @@ class Run:
         return sum(contexts[int(s)] for s in self.per_token.sequence[self.per_token.mask(phase)])
 
 
+def write_run(path: Path | str, run: dict[str, Any]) -> Path:
+    """Check and write; the old file or the new one is seen, never half."""
+    parse_run(run, str(path))
+    return write_json(path, run)
+
+
 def load_run(path: Path | str, name: str | None = None) -> Run:
     """Read and check a run.json."""
     path = Path(path)
+    return parse_run(_read_json(path), str(path), name or path.stem, path)
+
+
+def read_run(path: Path | str) -> dict[str, Any]:
+    """The same as plain data."""
+    raw: dict[str, Any] = _read_json(Path(path))
+    parse_run(raw, str(path))
+    return raw
+
+
+def _read_json(path: Path) -> Any:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; `spikeopd-energy example` writes one to try") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {error}") from error
-    return parse_run(raw, str(path), name or path.stem, path)
 
 
 def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None) -> Run:
@@ -102,25 +128,28 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
     check = _Checker(where)
     data = check.mapping(raw, "run.json")
     schema = check.get(data, "schema")
-    if schema != RUN_SCHEMA:
-        check.fail("schema", f"expected {RUN_SCHEMA!r}, got {schema!r}")
+    if schema not in [f"{SCHEMA}/{version}" for version in VERSIONS]:
+        check.fail("schema", f"expected {SCHEMA + '/' + str(VERSIONS[-1])!r}, got {schema!r}")
     complete = check.get(data, "complete")
     if not isinstance(complete, bool):
         check.fail("complete", f"expected true or false, got {complete!r}")
     backend, precision = check.get(data, "backend"), check.get(data, "precision")
-    for field, value in (("backend", backend), ("precision", precision)):
-        if not isinstance(value, str):
-            check.fail(field, f"expected a name, got {value!r}")
+    for field, value, known in (("backend", backend, BACKENDS), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            check.fail(field, f"expected {' or '.join(known)}, got {value!r}")
+    for field in ("bundle", "sampling", "timing", "environment"):
+        check.mapping(check.get(data, field), field)
     model = check.mapping(check.get(data, "model"), "model")
-    for field in ModelShape.__dataclass_fields__:
+    for field in SIZES:
         check.get(model, field, "model")
     shape = parse_shape(model, f"{where}: model")
     sequences = check.get(data, "sequences")
     if not isinstance(sequences, list) or not sequences:
         check.fail("sequences", "expected a list with at least one sequence")
     phases = check.mapping(check.get(data, "phases"), "phases")
-    activities = {phase: _activity(check, check.get(phases, phase, "phases"), f"phases.{phase}", shape)
-                  for phase in PHASES}  # fmt: skip
+    activities = {
+        phase: _activity(check, check.get(phases, phase, "phases"), f"phases.{phase}", shape) for phase in PHASES
+    }
     per_token = _per_token(check, check.mapping(check.get(data, "per_token"), "per_token"), shape, len(sequences))
     _check_sequences(check, sequences, per_token, complete, shape)
     for phase in PHASES:
@@ -226,20 +255,19 @@ def _activity(check: _Checker, raw: Any, prefix: str, shape: ModelShape) -> Acti
         inner = check.mapping(check.get(data, name, prefix), f"{prefix}.{name}")
         return {key: check.count(check.get(inner, key, f"{prefix}.{name}"), f"{prefix}.{name}.{key}") for key in keys}
 
-    site_rows = {EMBED_SITE: 1} | dict.fromkeys(LAYER_SITES, layers)
-    component_rows = dict.fromkeys(LAYER_COMPONENTS, layers)
+    sites, components = site_rows(shape), dict.fromkeys(shape.layer_components, layers)
     return Activity(
         tokens=check.count(check.get(data, "tokens", prefix), f"{prefix}.tokens"),
-        spikes=table("spikes", site_rows),
-        cells=table("cells", site_rows),
-        saturations=table("saturations", site_rows),
-        sops=table("sops", component_rows),
+        spikes=table("spikes", sites),
+        cells=table("cells", sites),
+        saturations=table("saturations", sites),
+        sops=table("sops", components),
         sops_unmasked=check.counts(
             check.get(data, "sops_unmasked", prefix), f"{prefix}.sops_unmasked", (layers, steps)
         ),
-        additions=table("additions", component_rows),
+        additions=table("additions", components),
         macs=scalars("macs", MAC_KEYS),
-        bytes=scalars("bytes", BYTE_KEYS),
+        bytes=scalars("bytes", byte_keys(shape)),
     )
 
 
@@ -272,6 +300,11 @@ def _check_sequences(
     for index, item in enumerate(sequences):
         field = f"sequences[{index}]"
         sequence = check.mapping(item, field)
+        stopped = check.get(sequence, "stopped", field)
+        if stopped not in STOPS:
+            check.fail(f"{field}.stopped", f"expected {' or '.join(STOPS)}, got {stopped!r}")
+        if complete and stopped == "interrupted":
+            check.fail("complete", "must be false when a sequence was interrupted")
         lengths = {}
         for key in ("prompt_tokens", "generated_tokens"):
             tokens = check.get(sequence, key, field)
@@ -299,23 +332,20 @@ def _check_phase(check: _Checker, phase: str, activity: Activity, per_token: Per
     mask = per_token.mask(phase)
     tokens, keys = int(mask.sum()), int((per_token.position[mask] + 1).sum())
     check.equal(f"{field}.tokens", activity.tokens, tokens, "tokens of this phase in per_token")
-    for site in SITES:
-        slots = shape.num_attention_heads * keys if site == "a" else shape.site_size(site, 0) * tokens
+    for site in site_rows(shape):
+        slots = shape.site_slots(site, tokens, keys)
         check.equal(f"{field}.cells.{site}", activity.cells[site], slots, "neuron slots by the model's shape")
         for name in ("spikes", "saturations"):
             table: Array = getattr(activity, name)[site]
             if (table > activity.cells[site]).any():
                 check.fail(f"{field}.{name}.{site}", "more than there are neuron slots in 'cells'")
-    d, f = shape.hidden_size, shape.ffn_dim
-    entering = np.concatenate([activity.spikes[EMBED_SITE], activity.spikes["h"][:-1]])
-    expected = {
-        "qkv": 3 * d * entering,
-        "av": shape.head_dim * activity.spikes["a"],
-        "output": d * activity.spikes["r"],
-        "residual": activity.spikes["o"] + activity.spikes["y"],
-        "ffn_in": f * activity.spikes["x"],
-        "ffn_out": d * activity.spikes["f"],
-    }
+    expected: dict[str, Array] = {}
+    for connection in connections(shape):
+        if connection.fan_out is None:
+            continue
+        drivers = [connection.driver_of(layer) for layer in range(shape.num_hidden_layers)]
+        events = connection.fan_out * np.stack([activity.spikes[site][max(layer, 0)] for layer, site in drivers])
+        expected[connection.component] = expected.get(connection.component, 0) + events
     for name, sops in expected.items():
         check.equal(f"{field}.sops.{name}", activity.sops[name], sops, "spikes of the driver x fan-out")
     q, coincidences = activity.spikes["q"], activity.sops["coincidence"]
@@ -323,16 +353,13 @@ def _check_phase(check: _Checker, phase: str, activity: Activity, per_token: Per
     low, high = (int(positions.min()) + 1, int(positions.max()) + 1) if tokens else (0, 0)
     if (coincidences < q * low).any() or (coincidences > q * high).any():
         check.fail(f"{field}.sops.coincidence", f"a query spike of this phase meets {low} to {high} keys, not so here")
-    for name in LAYER_COMPONENTS:
+    for name in shape.layer_components:
         if (activity.additions[name] > activity.sops[name]).any():
             check.fail(f"{field}.additions.{name}", "more additions than synaptic operations in 'sops'")
-        if name in ("qkv", "output", "residual", "ffn_in", "ffn_out"):
+        if name not in ("coincidence", "av"):
             check.equal(f"{field}.additions.{name}", activity.additions[name], activity.sops[name], "every one adds")
-    width = shape.word_embed_proj_dim
-    factor = d * width if shape.factorised else 0
-    check.equal(f"{field}.macs.embed", activity.macs["embed"], factor * tokens, "by the model's shape")
-    head = (factor + width * shape.vocab_size) * tokens
-    check.equal(f"{field}.macs.head", activity.macs["head"], head, "by the model's shape")
+    for name, macs in outer_macs(shape, tokens).items():
+        check.equal(f"{field}.macs.{name}", activity.macs[name], macs, "by the model's shape")
     if activity.macs["head_active"] > activity.macs["head"]:
         check.fail(f"{field}.macs.head_active", "exceeds macs.head")
     totals = {
