@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from spikeopd import data
-from spikeopd.diagnostics.rollouts import rollout_statistics
 from spikeopd.errors import ConfigError
 from spikeopd.evaluation import paper
 from spikeopd.evaluation.generation import generate, in_batches
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.zeroshot import align
+from spikeopd.quality import rollout_statistics
 from spikeopd.text import Split, open_source
 
 PROMPT_LENGTH = 480  # the paper's; shortened to what the model holds

@@ -200,7 +200,7 @@ def test_rollouts_do_not_depend_on_the_batch(checkpoint, text, tmp_path, capsys)
         assert code == 0
         results.append(json.loads(out))
     assert results[0]["samples"] == results[1]["samples"]
-    from spikeopd.diagnostics.rollouts import rollout_statistics
+    from spikeopd.quality import rollout_statistics
 
     made = np.array([sample["tokens"] for sample in results[0]["samples"]])
     assert made.shape == (4, 8)
