@@ -47,12 +47,12 @@ def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)} must be 1 or more")
     if not (math.isfinite(options.temperature) and options.temperature > 0):
         raise ConfigError(f"--temperature {options.temperature} must be a number above 0: the bank is sampled")
-    from spikeopd.data import prepare
     from spikeopd.diagnostics import report
     from spikeopd.diagnostics.dynamics import replay
     from spikeopd.diagnostics.prefixes import BankOptions, generate_bank, load_bank, save_bank
     from spikeopd.models.teacher import check_pair, fingerprint, load_teacher
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
+    from spikeopd.text.tokens import prepare
 
     names = {"Offline-only": options.model}
     for word in options.others:

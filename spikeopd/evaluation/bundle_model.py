@@ -19,7 +19,7 @@ from spikeopd.contracts import SpikeModel
 from spikeopd.errors import InputError
 from spikeopd.evaluation.scoring import Group, Item, Scored, Tokens
 from spikeopd.quality import log_likelihoods
-from spikeopd.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
 Array = NDArray[Any]
 

@@ -11,7 +11,7 @@ from spikeopd.errors import BackendMissing, InputError
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
 from spikeopd.students import is_student, load_student
-from spikeopd.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

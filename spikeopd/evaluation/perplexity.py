@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spikeopd import quality
-from spikeopd.data import prepare
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Item, Limits, score
-from spikeopd.text import Split, open_source
+from spikeopd.text.sources import Split, open_source
+from spikeopd.text.tokens import prepare
 
 DEFINITIONS = {
     "version": 1,

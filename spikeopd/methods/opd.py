@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from spikeopd import checkpoint, quality
-from spikeopd.data import batch
 from spikeopd.errors import CheckFailed
 from spikeopd.losses import chunked, forward_kl, reverse_kl, spike_coefficients
 from spikeopd.methods.loop import (
@@ -36,6 +35,7 @@ from spikeopd.models.teacher import fingerprint, freeze, output_table, run_teach
 from spikeopd.quality import RATE_SITES, CollapseDetector, layer_spikes, rate_slots, rollout_statistics
 from spikeopd.rollout import Rollout, rollout, uniforms
 from spikeopd.runlog import RunLog
+from spikeopd.text.tokens import batch
 
 STAGE = "stage2"
 Divergence = Callable[[Tensor, Tensor], Tensor]  # (student logits, teacher logits) -> sum over positions

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from spikeopd import quality, students
 from spikeopd.config import Config, TrainConfig
-from spikeopd.data import TokenData, prepare, sequential_windows
 from spikeopd.errors import InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import check_pair, check_vocabulary, fingerprint, load_teacher, output_table
-from spikeopd.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.text.tokens import TokenData, prepare, sequential_windows
 
 
 @dataclass

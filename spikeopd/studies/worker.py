@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from spikeopd.config import Config, config_from_dict
 from spikeopd.errors import run_command
@@ -27,8 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: Any) -> int:
     folder = Path((sys.argv[1:] if argv is None else argv)[0])
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be at this very run: wait, then find it finished
+    with FileLock(folder / ".lock"):  # another study may be at this very run: wait, then find it finished
         tidy(folder)
         if not (folder / RESULT).is_file():
             work(folder)
@@ -98,10 +98,10 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     import torch
 
     from spikeopd import quality
-    from spikeopd.data import batch, sequential_windows
     from spikeopd.methods.setup import build, load_student, make_accelerator
     from spikeopd.models.teacher import output_table
     from spikeopd.rollout import rollout, uniforms
+    from spikeopd.text.tokens import batch, sequential_windows
 
     setup = build(config, make_accelerator(config.train))
     model = load_student(str(student), config).to(setup.device)

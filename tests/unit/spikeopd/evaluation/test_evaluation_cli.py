@@ -131,7 +131,7 @@ def test_a_run_folder_stands_for_its_student(place, checkpoint, text, tmp_path, 
 
 
 def test_the_named_tokenizer_file_is_used_and_no_other(checkpoint, tmp_path, capsys):
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     load_tokenizer("tiny").save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -148,7 +148,7 @@ def test_the_named_tokenizer_file_is_used_and_no_other(checkpoint, tmp_path, cap
 def test_a_tokenizer_too_large_for_the_model(tmp_path, student, capsys):
     from small_students import small_student
 
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     small_student().save_pretrained(tmp_path)
     load_tokenizer("tiny").save(tmp_path)
