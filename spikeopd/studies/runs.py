@@ -166,7 +166,7 @@ def benchmark_hashes(folder: str, tasks: tuple[str, ...]) -> tuple[tuple[str, st
 
 @cache
 def source_hash(name: str) -> str:
-    from spikeopd.text import open_source
+    from spikeopd.text.sources import open_source
 
     return open_source(name).fingerprint()
 

@@ -7,7 +7,6 @@ processes one tokenises and the others wait.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import write_json
-from spikeopd.text import Source, Split, open_source
-from spikeopd.tokenizer import Tokenizer
+from spikeopd.text.sources import Source, Split, open_source
+from spikeopd.text.tokenizer import Tokenizer
 
 log = logging.getLogger("spikeopd")
 log.addHandler(logging.NullHandler())
@@ -82,7 +82,7 @@ def prepare(
     if found is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _lock(path.with_suffix(".lock")):
+            with FileLock(path.with_suffix(".lock")):
                 # Another process may have finished while this one waited.
                 found = _read(path, source.name, split, fingerprint) or _write(
                     path, source, tokenizer, split, fingerprint, max_tokens
@@ -219,19 +219,3 @@ def _groups(texts: Iterator[str], size: int) -> Iterator[list[str]]:
             group = []
     if group:
         yield group
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an advisory lock; the system releases it when the process dies. Without one, writers only repeat work."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)

@@ -18,7 +18,7 @@ from spikeopd.evaluation.generation import generate  # noqa: E402
 from spikeopd.evaluation.scoring import Limits  # noqa: E402
 from spikeopd.evaluation.torch_model import TorchScorer  # noqa: E402
 from spikeopd.models.teacher import load_teacher, resolve  # noqa: E402
-from spikeopd.tokenizer import load_tokenizer  # noqa: E402
+from spikeopd.text.tokenizer import load_tokenizer  # noqa: E402
 
 TOLERANCE = 1e-4
 

@@ -64,7 +64,7 @@ def test_a_student_and_its_bundle_agree(checkpoint, student, tmp_path):
     from export.bundle_writer import BundleOptions, write_bundle
     from export.quantize import lower
     from spikeopd.evaluation.torch_model import TorchScorer
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     options = BundleOptions(tokenizer=checkpoint / "tokenizer.json", tokens={"bos": 2, "eos": 2, "pad": 1})
     write_bundle(lower(student, "int8").model, tmp_path / "bundle", options)

@@ -131,7 +131,7 @@ def test_a_run_folder_stands_for_its_student(place, checkpoint, text, tmp_path, 
 
 
 def test_the_named_tokenizer_file_is_used_and_no_other(checkpoint, tmp_path, capsys):
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     load_tokenizer("tiny").save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -148,7 +148,7 @@ def test_the_named_tokenizer_file_is_used_and_no_other(checkpoint, tmp_path, cap
 def test_a_tokenizer_too_large_for_the_model(tmp_path, student, capsys):
     from small_students import small_student
 
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     small_student().save_pretrained(tmp_path)
     load_tokenizer("tiny").save(tmp_path)
@@ -200,7 +200,7 @@ def test_rollouts_do_not_depend_on_the_batch(checkpoint, text, tmp_path, capsys)
         assert code == 0
         results.append(json.loads(out))
     assert results[0]["samples"] == results[1]["samples"]
-    from spikeopd.diagnostics.rollouts import rollout_statistics
+    from spikeopd.quality import rollout_statistics
 
     made = np.array([sample["tokens"] for sample in results[0]["samples"]])
     assert made.shape == (4, 8)

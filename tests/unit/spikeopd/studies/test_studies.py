@@ -19,10 +19,10 @@ from evaluation_items import write_items
 from training_setup import SMALL, small_setup
 
 from spikeopd.config import load_config, with_overrides
-from spikeopd.diagnostics.rollouts import CollapseDetector
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.methods import opd, spad
 from spikeopd.methods.setup import load_student
+from spikeopd.quality import CollapseDetector
 from spikeopd.studies import figures, runs, tables, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
