@@ -13,21 +13,24 @@ import torch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM
 
+from spikeopd.config import MODEL_PRESETS
 from spikeopd.data import TokenData, batch, sequential_windows
 from spikeopd.files import new_directory, write_json
 from spikeopd.models.teacher import load_teacher
 from spikeopd.tokenizer import Tokenizer
+
+TINY = MODEL_PRESETS["tiny"]
 
 
 @dataclass(frozen=True)
 class PretrainOptions:
     """Sizes as in OPTConfig; the defaults re-create the embedded teacher."""
 
-    hidden_size: int = 128
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    ffn_dim: int = 512
-    max_position_embeddings: int = 256
+    hidden_size: int = TINY["hidden_size"]
+    num_hidden_layers: int = TINY["num_hidden_layers"]
+    num_attention_heads: int = TINY["num_attention_heads"]
+    ffn_dim: int = TINY["ffn_dim"]
+    max_position_embeddings: int = TINY["max_position_embeddings"]
     updates: int = 2400
     batch_size: int = 16
     length: int = 128
@@ -65,8 +68,7 @@ def pretrain(
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * progress
         ids = batch(train, batch_size=options.batch_size, length=options.length, seed=options.seed, step=update)
-        ids = torch.from_numpy(with_runs(ids, tokenizer, options.rule_runs))
-        loss = causal_loss(model, ids)
+        loss = causal_loss(model, torch.from_numpy(with_runs(ids, tokenizer, options.rule_runs)))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -132,7 +134,7 @@ def perplexity(model: nn.Module, data: TokenData, length: int, windows: int = 25
     model.eval()
     total, count = 0.0, 0
     rows = torch.from_numpy(sequential_windows(data, length)[:windows].astype("int64"))
-    for ids in rows.split(32):
+    for ids in torch.split(rows, 32):
         total += causal_loss(model, ids).item() * ids.shape[0]
         count += ids.shape[0]
     return math.exp(total / count)

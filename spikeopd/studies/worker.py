@@ -66,7 +66,7 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         from spikeopd.training import train
 
         # Unused options and places may differ from those the run was begun with; its key says that it is the same.
-        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False) or {}
+        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False).summary
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
     result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
@@ -99,17 +99,18 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
 
     from spikeopd.data import batch
     from spikeopd.diagnostics.rollouts import rollout_statistics
-    from spikeopd.methods.opd import policy
+    from spikeopd.methods.adaptation import Policy
     from spikeopd.methods.setup import build, load_student, make_accelerator, validate
     from spikeopd.models.teacher import output_table, run_teacher
     from spikeopd.rollout import layer_neurons, uniforms
 
     setup = build(config, make_accelerator(config.train))
-    objective = policy(setup, load_student(str(student), config)).to(setup.device).eval()
-    options, shape = config.stage2, objective.student.config
+    objective = Policy(load_student(str(student), config), config.train.kl_chunk_tokens).to(setup.device).eval()
+    options, shape, head = config.stage2, objective.student.config, output_table(setup.teacher)
+    length = min(config.data.sequence_length, shape.max_position_embeddings)
     autocast = setup.accelerator.autocast  # as during training, where accelerate wraps the objective
     with autocast():
-        found = validate(setup, objective, min(config.data.sequence_length, shape.max_position_embeddings))
+        found = validate(setup, lambda ids, target: objective.token_sums(ids, target, head), length)
     prompts = torch.from_numpy(
         batch(setup.validation, batch_size=PROMPTS, length=options.prompt_length, seed=0, step=0)
     ).to(setup.device)
@@ -119,7 +120,7 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
         for rows, uniform in zip(prompts.split(ROWS), uniforms(0, 0, PROMPTS, k).split(ROWS), strict=True):
             sampled = objective.rollout(rows, uniform, options.temperature, layers, "all")
             teacher = run_teacher(setup.teacher, sampled.sequences[:, :-1], internals=False).features[:, -k:]
-            total += objective.teacher_kl(sampled.sequences, teacher, output_table(setup.teacher)).item()
+            total += objective.teacher_kl(sampled.sequences, teacher, head).item()
             spikes += sampled.spikes.double().cpu()
             tokens.append(sampled.sequences[:, -k:].cpu())
     slots = PROMPTS * k * shape.num_steps * layer_neurons(shape, "all")

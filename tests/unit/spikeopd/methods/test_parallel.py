@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from spikeopd.runlog import read_metrics
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 # Adam divides by the gradient's own size: with its usual epsilon of 1e-8 it would blow the last bit of a vanishing
 # gradient, where the order of a sum shows, up to a full step.
 COMMON = ("train.adam_epsilon=1e-4",)
