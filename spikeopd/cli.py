@@ -89,7 +89,7 @@ def _api(name: str) -> Any:
     function = getattr(spikeopd, name)
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return function
 
 
@@ -97,8 +97,12 @@ def _names(what: str) -> list[str]:
     from spikeopd import registry
     from spikeopd.config import recipe_names
 
-    tables = {"methods": registry.METHODS, "losses": registry.DIVERGENCES, "neurons": registry.NEURONS}
-    return recipe_names() if what == "recipes" else list(tables[what])
+    return {
+        "recipes": recipe_names(),
+        "methods": list(registry.METHODS),
+        "losses": list(registry.DIVERGENCES),
+        "neurons": list(registry.NEURONS),
+    }[what]
 
 
 def _show(summary: dict[str, Any], as_json: bool) -> None:

@@ -89,7 +89,7 @@ def chunked(function: Callable[..., Tensor], chunk: int, *tensors: Tensor) -> Te
     whatever the batch.
     """
     total: Tensor | None = None
-    for parts in zip(*(tensor.split(chunk) for tensor in tensors), strict=True):
+    for parts in zip(*(torch.split(tensor, chunk) for tensor in tensors), strict=True):
         if torch.is_grad_enabled():
             value = checkpoint(function, *parts, use_reentrant=False, preserve_rng_state=False)
         else:

@@ -155,12 +155,9 @@ def random_setup(config: Config, accelerator: Accelerator) -> Setup:
     """A teacher of the student's sizes with random weights, and random tokens."""
     model = config.model
     torch.manual_seed(0)
-    shape = OPTConfig(
-        **model.sizes(),
-        do_layer_norm_before=model.word_embed_proj_dim == model.hidden_size,
-        attn_implementation="eager",  # type: ignore[call-arg]  # of PreTrainedConfig, through **kwargs
-    )
-    teacher = freeze(OPTForCausalLM(shape)).to(accelerator.device)
+    named: dict[str, Any] = {**model.sizes(), "attn_implementation": "eager"}
+    shape = OPTConfig(**named, do_layer_norm_before=model.word_embed_proj_dim == model.hidden_size)
+    teacher = freeze(OPTForCausalLM(shape)).to(accelerator.device)  # type: ignore[no-untyped-call]
     tokens = np.random.default_rng(0).integers(4, shape.vocab_size, 4096).astype(np.uint32)
     data = TokenData(tokens, "random", "random", "train", 1, 4 * len(tokens))
     return Setup(config, accelerator, load_tokenizer("tiny"), teacher, data, data, data)

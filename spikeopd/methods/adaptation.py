@@ -47,8 +47,10 @@ Q = TypeVar("Q", bound=Policy)
 def load_pair(setup: Setup, student_path: str) -> tuple[BiSpikCLMForCausalLM, BiSpikCLMForCausalLM]:
     """(theta, theta_0): the student to train and its frozen copy, the reference."""
     student = load_student(student_path, setup.config)
-    student.to(setup.device)
-    return student, freeze(copy.deepcopy(student))
+    student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
+    reference = copy.deepcopy(student)
+    freeze(reference)
+    return student, reference
 
 
 class Adaptation(Run[Q]):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from spikeopd.rollout import RATE_SITES, Rollout, layer_neurons, layer_spikes, u
 from spikeopd.runlog import RunLog
 
 Divergence = Callable[[Tensor, Tensor], Tensor]  # (student logits, teacher logits) -> sum over positions
+D = TypeVar("D", bound="DistilledPolicy")
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -
     return adapt(Adaptation(setup, log, policy, reference, resume=resume))
 
 
-def adapt(run: Adaptation[DistilledPolicy]) -> dict[str, Any]:
+def adapt(run: Adaptation[D]) -> dict[str, Any]:
     """The loop of Stage 2 (App. B, update sequence)."""
     options = run.options
     for update in run.updates(options.updates):
@@ -142,7 +143,7 @@ class DistilledPolicy(Policy):
         return sums, spikes
 
 
-def descend(run: Adaptation[DistilledPolicy], parts: list[Visited]) -> dict[str, Any]:
+def descend(run: Adaptation[D], parts: list[Visited]) -> dict[str, Any]:
     """Steps 4-6 up to the gradient: full-vocabulary sums and the spike loss, divided once, then backward."""
     setup, options, reference = run.setup, run.options, run.reference
     positions = options.batch_size * options.max_completion_length

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from spikeopd.config import MODEL_PRESETS
 from spikeopd.data import TokenData, batch, sequential_windows
@@ -70,12 +70,12 @@ def pretrain(
         ids = batch(train, batch_size=options.batch_size, length=options.length, seed=options.seed, step=update)
         loss = causal_loss(model, torch.from_numpy(with_runs(ids, tokenizer, options.rule_runs)))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if (update + 1) % 100 == 0 or update + 1 == options.updates:
             report(f"teacher update {update + 1}/{options.updates}  loss {loss.item():.3f}")
-    model.half().float()  # score what will be stored
+    model.half().float()  # type: ignore[no-untyped-call]  # score what will be stored
     summary = {
         "validation_perplexity": perplexity(model, validation, options.length),
         "updates": options.updates,
@@ -83,13 +83,13 @@ def pretrain(
         "seconds": round(time.monotonic() - started, 1),
     }
     with new_directory(output) as folder:
-        model.half().save_pretrained(folder)
+        model.half().save_pretrained(folder)  # type: ignore[no-untyped-call]
         tokenizer.save(folder)
         write_json(folder / "training.json", {"options": vars(options), "data": train.source, **summary})
     return summary
 
 
-def _start(options: PretrainOptions, tokenizer: Tokenizer) -> OPTForCausalLM:
+def _start(options: PretrainOptions, tokenizer: Tokenizer) -> PreTrainedModel:
     if options.start is not None:
         model = load_teacher(options.start, tokenizer_size=tokenizer.vocab_size, attentions=False)
         return model.requires_grad_(True)
@@ -107,7 +107,7 @@ def _start(options: PretrainOptions, tokenizer: Tokenizer) -> OPTForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return OPTForCausalLM(config)
+    return OPTForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
 def with_runs(ids: np.ndarray, tokenizer: Tokenizer, share: float) -> np.ndarray:

@@ -37,11 +37,13 @@ class Setup:
 
     @property
     def device(self) -> torch.device:
-        return self.accelerator.device
+        device: torch.device = self.accelerator.device
+        return device
 
     def rows(self, whole: Tensor) -> Tensor:
         """This process's share of a batch: consecutive rows, the same number on each (`check_shares`)."""
-        return whole.chunk(self.accelerator.num_processes)[self.accelerator.process_index].to(self.device)
+        share: Tensor = whole.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
+        return share.to(self.device)
 
     def micro_batches(self, whole: Tensor, size: int) -> tuple[Tensor, ...]:
         """This process's share of a batch in parts of `size` rows."""
@@ -81,15 +83,15 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
     """Load and check everything. The main process tokenises first, so that the others find the cache."""
     check_shares(config, accelerator.num_processes)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, "the student (model.vocab_size)")
-    options = config.teacher
+    vocabulary, options = config.model.sizes()["vocab_size"], config.teacher
+    check_vocabulary(vocabulary, tokenizer.vocab_size, "the student (model.vocab_size)")
     teacher = load_teacher(
         options.teacher_model_name_or_path,
         tokenizer_size=tokenizer.vocab_size,
         attentions=config.train.stage != "2" or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
-    check_pair(teacher, config.model.vocab_size)
+    check_pair(teacher, vocabulary)
     data = config.data
     with accelerator.main_process_first():
         train = prepare(data.source, tokenizer, "train", data.cache_dir, data.max_tokens)
@@ -111,8 +113,9 @@ def load_student(path: str | Path, config: Config | None = None) -> BiSpikCLMFor
         if isinstance(error, InputError):
             raise
         raise InputError(f"student {path}: cannot be read ({' '.join(str(error).split())[:200]})") from error
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers") if config else ():
-        mine, theirs = getattr(student.config, name), getattr(config.model, name)
+    asked = config.model.sizes() if config else {}
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers") if asked else ():
+        mine, theirs = getattr(student.config, name), asked[name]
         if mine != theirs:
             raise InputError(
                 f"student {path} has {name} {mine}, the configuration {theirs}; set model.preset or model.{name} to "

@@ -91,6 +91,7 @@ def fit_alignment(setup: Setup, policy: AlignedPolicy, batches: int = 5) -> None
     for layer in range(layers):
         x, y = torch.cat(mine[layer]), torch.cat(theirs[layer])
         feature, norm = maps.feature[layer], maps.norm[layer]
+        assert isinstance(norm, nn.LayerNorm)
         if isinstance(feature, nn.Linear):
             fit_linear(feature, x, y)
         normed = nn.functional.layer_norm(feature(x), norm.normalized_shape, eps=norm.eps)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spikeopd.errors import ConfigError
@@ -32,11 +34,11 @@ from spikeopd.runlog import RunLog
 class Buffer:
     """N trajectories: sequences [N, P + K], teacher features [N, K, w], reference spikes [N, layers]."""
 
-    sequences: np.ndarray
-    teacher: np.ndarray
-    spikes: np.ndarray
+    sequences: NDArray[np.int64]
+    teacher: NDArray[np.float32]
+    spikes: NDArray[np.float64]
 
-    def draw(self, rows: int, seed: int, update: int) -> np.ndarray:
+    def draw(self, rows: int, seed: int, update: int) -> NDArray[np.int64]:
         """Row numbers of an update, from (seed, update) alone; no row twice if there are enough."""
         generator = np.random.Generator(np.random.Philox(key=np.array([seed ^ 0x116, update], dtype=np.uint64)))
         return generator.choice(len(self.sequences), size=rows, replace=rows > len(self.sequences))
@@ -72,7 +74,7 @@ def adapt(run: Adaptation[ReplayPolicy], buffer: Buffer) -> dict[str, Any]:
 
 def replay(run: Adaptation[ReplayPolicy], buffer: Buffer, update: int) -> list[opd.Visited]:
     setup, options, policy = run.setup, run.options, run.objective
-    k, table = options.max_completion_length, output_table(setup.teacher).weight
+    k, table = options.max_completion_length, teacher_table(setup)
     chosen = torch.from_numpy(buffer.draw(options.batch_size, setup.config.train.seed, update))
     parts = []
     for rows in setup.micro_batches(chosen, options.micro_batch_size):
@@ -85,10 +87,17 @@ def replay(run: Adaptation[ReplayPolicy], buffer: Buffer, update: int) -> list[o
     return parts
 
 
+def teacher_table(setup: Setup) -> Tensor:
+    """The teacher's output table, [vocabulary, w]."""
+    table = output_table(setup.teacher).weight
+    assert isinstance(table, Tensor)
+    return table
+
+
 def trajectories(setup: Setup) -> int:
     """As many as the updates use, or as many as fit into stage2.buffer_gib; never fewer than a batch."""
     options = setup.config.stage2
-    k, width = options.max_completion_length, output_table(setup.teacher).weight.shape[1]
+    k, width = options.max_completion_length, teacher_table(setup).shape[1]
     row = 4 * k * width + 8 * (options.prompt_length + k) + 8 * len(options.spike_layers)
     fitting = int(options.buffer_gib * 2**30) // row
     if fitting < options.batch_size:
@@ -112,7 +121,7 @@ def open_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: 
 def make_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: RunLog) -> None:
     options, seed, count = setup.config.stage2, setup.config.train.seed, trajectories(setup)
     k, length = options.max_completion_length, options.prompt_length + options.max_completion_length
-    layers, width = opd.monitored(options), output_table(setup.teacher).weight.shape[1]
+    layers, width = opd.monitored(options), teacher_table(setup).shape[1]
     batches, size = -(-count // options.batch_size), options.micro_batch_size
     with new_directory(folder) as target, log.progress("buffer", batches, unit="batch") as bar:
         shapes = {
@@ -120,8 +129,8 @@ def make_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: 
             "teacher": (np.float32, (count, k, width)),
             "spikes": (np.float64, (count, len(layers))),
         }
-        files = {
-            name: np.lib.format.open_memmap(target / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        files: dict[str, np.memmap[Any, Any]] = {
+            name: open_memmap(target / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)  # type: ignore[no-untyped-call]
             for name, (dtype, shape) in shapes.items()
         }
         for index in range(batches):
@@ -155,7 +164,9 @@ def _row_spikes(
     """Spikes of each row and layer, [rows, layers]."""
     recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None))
     student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
-    sites = RATE_SITES[scope]
-    return torch.stack(
-        [sum(recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in sites) for layer in layers], 1
-    )
+
+    def of(layer: int) -> Tensor:
+        first, *others = (recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in RATE_SITES[scope])
+        return sum(others, first)
+
+    return torch.stack([of(layer) for layer in layers], 1)

@@ -92,7 +92,8 @@ def make_policy(setup: Setup, student: BiSpikCLMForCausalLM) -> RepresentationPo
 def entries(setup: Setup, layers: int) -> int:
     """Coordinates the squared errors of a whole batch are averaged over."""
     options = setup.config.stage2
-    return options.batch_size * options.max_completion_length * layers * setup.teacher.config.hidden_size
+    width: int = setup.teacher.config.hidden_size
+    return options.batch_size * options.max_completion_length * layers * width
 
 
 def teacher_hidden(setup: Setup, sequences: Tensor, matched: list[int]) -> list[Tensor]:
@@ -113,6 +114,7 @@ def calibrate(setup: Setup, policy: RepresentationPolicy) -> None:
         with setup.accelerator.autocast():
             mine = [policy.hidden(sequences, k) for sequences in batches]
         for layer, linear in enumerate(policy.maps):
+            assert isinstance(linear, nn.Linear)
             x, y = (torch.cat([part[layer].flatten(0, 1) for part in side]) for side in (mine, targets))
             fit_linear(linear, x, y)
     ratios = []
