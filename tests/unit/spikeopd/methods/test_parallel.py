@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from spikeopd.runlog import read_metrics
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 # Adam divides by the gradient's own size: with its usual epsilon of 1e-8 it would blow the last bit of a vanishing
 # gradient, where the order of a sum shows, up to a full step.
 COMMON = ("train.adam_epsilon=1e-4",)
@@ -27,14 +27,10 @@ def launch(folder, processes, *overrides, environment=None):
         *COMMON,
         *overrides,
     ]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
-             **(environment or {})},
-    )  # fmt: skip
+    path = os.pathsep.join((str(TESTS), str(TESTS.parent)))  # this tree, whatever is installed
+    fixed = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    settings = {**os.environ, **fixed, **(environment or {})}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=settings)
     assert result.returncode == 0, result.stderr[-3000:]
     lines = read_metrics(folder / "metrics.jsonl")
     return lines, load_file(folder / "final" / "model.safetensors")

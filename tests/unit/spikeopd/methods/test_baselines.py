@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_setup import small_setup
+from training_setup import Killed, gradients, keep_gradient, kill_at, small_setup, worst
 
-from spikeopd.config import METHODS as NAMES
+from spikeopd import quality, registry
+from spikeopd.config import SECTIONS
 from spikeopd.errors import ConfigError
 from spikeopd.losses import forward_kl, jsd, spike_loss
-from spikeopd.methods import loop, opd, spad
-from spikeopd.methods.alignment import BRANCHES, TeacherShape, branch_sizes, branch_weights
-from spikeopd.methods.baselines import METHODS, clipped_opd, common, continued_spad, eopd, gkd, lightning_opd, oprd, sft
-from spikeopd.methods.baselines import reverse_kl as reverse
+from spikeopd.methods import adaptation, opd, spad
+from spikeopd.methods.adaptation import Adaptation, with_stage2
+from spikeopd.methods.alignment import BRANCHES, SpADObjective, TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.baselines import common, continued_spad, eopd, lightning_opd, oprd, sft, teacher_only
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.teacher import output_table, run_teacher
+from spikeopd.options import option_table
 from spikeopd.quality import RATE_SITES
+from spikeopd.registry import METHODS
 from spikeopd.runlog import RunLog, read_metrics
 
 
@@ -33,28 +36,6 @@ def forbid(monkeypatch, *places):
 
     for module, name in places:
         monkeypatch.setattr(module, name, fail)
-
-
-def gradients(objective):
-    return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-
-
-def worst(a, b):
-    assert a.keys() == b.keys() and a
-    return max((a[name] - b[name]).abs().max().item() for name in a)
-
-
-def keep_gradient(monkeypatch, *modules):
-    kept = {}
-
-    def finish(setup, objective, *_):
-        kept.update(gradients(objective))
-        objective.zero_grad(set_to_none=True)
-        return 0.0
-
-    for module in modules:
-        monkeypatch.setattr(module, "finish_update", finish)
-    return kept
 
 
 def other(student):
@@ -75,24 +56,57 @@ def start(tmp_path_factory):
     return str(folder)
 
 
+def method(name):
+    return registry.load(METHODS[name].target)
+
+
 def run_method(name, folder, start, *overrides):
     setup = small_setup(f"stage2.method={name}", "stage2.updates=2", *overrides)
     with RunLog(folder, quiet=True) as log:
-        return setup, METHODS[name](setup, log, start, resume=False)
+        return setup, method(name)(setup, log, start)
+
+
+def adaptation_of(setup, policy, reference=None):
+    """A run of one update whose log is nowhere."""
+    return Adaptation(setup, RunLog("unused", active=False), policy, reference or other(policy.student))
+
+
+def replay_policy(student, chunk=7):
+    return lightning_opd.ReplayPolicy(student, chunk, forward_kl)
+
+
+def unfinished(monkeypatch, *kinds):
+    """The loop without its measures before and after, so that what an update uses is seen alone; returns its log."""
+    logged = []
+    for kind in kinds or (Adaptation,):
+        monkeypatch.setattr(kind, "measure", lambda self: {"perplexity": 1.0, "self_kl": 1.0})
+        monkeypatch.setattr(kind, "finish", lambda self: {})
+        monkeypatch.setattr(kind, "_save", lambda self: None)
+    monkeypatch.setattr(RunLog, "metrics", lambda self, stage, update, values: logged.append(values))
+    return logged
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
-def test_table_and_configuration_name_the_same_methods():
-    assert tuple(METHODS) == NAMES
+def test_the_table_is_what_the_configuration_offers_and_all_of_it_can_be_imported():
+    table = option_table(SECTIONS)
+    assert table["stage2.method"].choices == tuple(METHODS)
+    for name, entry in METHODS.items():
+        assert callable(method(name)) and entry.about
+        assert all(key in table or key in SECTIONS for key in entry.reads), name
+    # An option whose help begins with names belongs to those, and the table says so.
+    for key, option in table.items():
+        named, colon, _ = option.help.partition(": ")
+        readers = {name for name in METHODS if name in named.split(", ")} if colon else set()
+        assert all(key in METHODS[name].reads for name in readers), key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_from_one_checkpoint_and_changes_the_student(tmp_path, start, name):
     _, summary = run_method(name, tmp_path, start)
     assert summary["method"] == name
-    assert summary["updates"] == (4 if name == "small_lr_opd" else 2)
+    assert summary["updates"] == 2 * METHODS[name].update_factor
     assert all(math.isfinite(value) for value in summary["final"].values())
     before, after = load_file(f"{start}/model.safetensors"), load_file(tmp_path / "final" / "model.safetensors")
     assert before.keys() == after.keys(), "training-only maps must not be stored"
@@ -105,24 +119,16 @@ def test_every_method_runs_from_one_checkpoint_and_changes_the_student(tmp_path,
 )
 def test_methods_with_state_resume_bit_for_bit(tmp_path, start, name):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder, updates in ((whole, 4), (broken, 2), (broken, 4)):
-        setup = small_setup(f"stage2.method={name}", f"stage2.updates={updates}")
-        # A shorter first run stands for an interrupted one; the buffer is made for the whole.
-        if name == "lightning_opd" and updates == 2:
-            setup = small_setup(f"stage2.method={name}", "stage2.updates=4")
-            original = lightning_opd.update_step
 
-            def dying(*arguments, original=original):
-                if arguments[-1] == 2:
-                    raise Used
-                return original(*arguments)
-
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(Used), RunLog(folder, quiet=True) as log:
-                patch.setattr(lightning_opd, "update_step", dying)
-                METHODS[name](setup, log, start, resume=False)
-            continue
+    def go(folder, resume=False):
         with RunLog(folder, quiet=True) as log:
-            METHODS[name](setup, log, start, resume=folder == broken and updates == 4)
+            method(name)(small_setup(f"stage2.method={name}"), log, start, resume=resume)
+
+    go(whole)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, "stage2", 2)
+        go(broken)
+    go(broken, resume=True)
     a, b = (load_file(folder / "final" / "model.safetensors") for folder in (whole, broken))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -134,13 +140,18 @@ def test_vanilla_variants_state_what_they_change(monkeypatch):
     seen = {}
     monkeypatch.setattr(opd, "run", lambda setup, log, path, *, resume: seen.update(options=setup.config.stage2) or {})
     setup = small_setup("stage2.learning_rate=3e-3", "stage2.updates=5")
-    for name, rate, updates, clip in (
-        ("vanilla_opd", 3e-3, 5, None), ("small_lr_opd", 1e-3, 10, None), ("clipped_opd", 3e-3, 5, 1.0),
-    ):  # fmt: skip
-        METHODS[name](setup, None, "")
+    for name, rate, updates, clip, divergence in (
+        ("vanilla_opd", 3e-3, 5, None, "forward_kl"),
+        ("small_lr_opd", 1e-3, 10, None, "forward_kl"),
+        ("clipped_opd", 3e-3, 5, 1.0, "forward_kl"),
+        ("gkd", 3e-3, 5, None, "jsd"),
+        ("reverse_kl", 3e-3, 5, None, "reverse_kl"),
+    ):
+        method(name)(setup, None, "")
         options = seen["options"]
         assert (options.learning_rate, options.updates, options.max_grad_norm) == (pytest.approx(rate), updates, clip)
         assert (options.teacher_coef, options.ref_coef, options.spike_coef) == (1.0, 0.0, 0.0), name
+        assert options.divergence == divergence and updates == 5 * METHODS[name].update_factor
 
 
 def test_clipping_bounds_the_gradient_that_acts(tmp_path, start, monkeypatch):
@@ -153,8 +164,8 @@ def test_clipping_bounds_the_gradient_that_acts(tmp_path, start, monkeypatch):
         return original(self, *args)
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    assert clipped_opd.MAX_NORM == 1.0
-    monkeypatch.setattr(clipped_opd, "MAX_NORM", 0.01)  # the gradients of this small setup are smaller
+    assert teacher_only.MAX_NORM == 1.0
+    monkeypatch.setattr(teacher_only, "MAX_NORM", 0.01)  # the gradients of this small setup are smaller
     run_method("clipped_opd", tmp_path, start)
     norms = [line["stage2/grad_norm"] for line in read_metrics(tmp_path)]
     assert max(norms) > 0.01 and acted == pytest.approx([min(norm, 0.01) for norm in norms], rel=1e-3)
@@ -180,17 +191,15 @@ def test_gkd_by_hand():
     b = 0.3
     m = [b * p + (1 - b) * q for p, q in zip(P, Q, strict=True)]
     kl = [sum(x * math.log(x / y) for x, y in zip(a, m, strict=True)) for a in (P, Q)]
-    setup = small_setup(f"stage2.jsd_beta={b}")
-    made = gkd.objective(setup, spad.initial_student(setup))
-    assert made.divergence(logits(Q), logits(P)).item() == pytest.approx(b * kl[0] + (1 - b) * kl[1])
-    assert made.divergence(logits(Q), logits(P)).item() == pytest.approx(jsd(logits(Q), logits(P), b).item())
+    divergence = opd.chosen_divergence(small_setup("stage2.divergence=jsd", f"stage2.jsd_beta={b}").config.stage2)
+    assert divergence(logits(Q), logits(P)).item() == pytest.approx(b * kl[0] + (1 - b) * kl[1])
+    assert divergence(logits(Q), logits(P)).item() == pytest.approx(jsd(logits(Q), logits(P), b).item())
 
 
 def test_reverse_kl_by_hand():
-    setup = small_setup()
-    made = reverse.objective(setup, spad.initial_student(setup))
+    divergence = opd.chosen_divergence(small_setup("stage2.divergence=reverse_kl").config.stage2)
     expected = sum(q * math.log(q / p) for p, q in zip(P, Q, strict=True))
-    assert made.divergence(logits(Q), logits(P)).item() == pytest.approx(expected)
+    assert divergence(logits(Q), logits(P)).item() == pytest.approx(expected)
 
 
 def test_eopd_switches_by_the_teachers_entropy():
@@ -243,46 +252,55 @@ def test_eopd_keeps_the_spike_loss_and_has_no_reference_policy(tmp_path, start, 
 
 
 def corpus(setup):
-    return opd.prompt_rows(setup, 0, 16)
+    return adaptation.prompt_rows(setup, 0, 16)
+
+
+def policy_of(module, setup):
+    student = spad.initial_student(setup)
+    if module is sft:
+        return sft.LabelledPolicy(student, setup.config.train.kl_chunk_tokens)
+    return continued_spad.fit_alignment(setup, policy := continued_spad.make_policy(setup, student)) or policy
+
+
+def one_update(monkeypatch, module, setup):
+    """(loss and gradient of the first update, its log, the policy)"""
+    policy = policy_of(module, setup)
+    with monkeypatch.context() as patch:
+        logged, kept = unfinished(patch), keep_gradient(patch)
+        module.adapt(adaptation_of(setup, policy))
+    return kept, logged, policy
 
 
 def test_sft_is_cross_entropy_with_the_corpus_and_its_gradient(monkeypatch):
-    setup = small_setup("stage2.micro_batch_size=2")
-    objective, optimizer = loop.make_optimizer(setup, sft.objective(setup, spad.initial_student(setup)), 1e-3)
-    kept = keep_gradient(monkeypatch, common)
-    values = sft.update_step(setup, objective, optimizer, objective.student, 0)
+    setup = small_setup("stage2.micro_batch_size=2", "stage2.updates=1")
+    kept, (values,), objective = one_update(monkeypatch, sft, setup)
     ids = corpus(setup)
     loss = torch.nn.functional.cross_entropy(objective.student(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     assert values["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert worst(dict(kept), gradients(objective)) <= 1e-6
+    assert worst(kept["gradient"], gradients(objective)) <= 1e-6
 
 
 @pytest.mark.parametrize(("module", "name"), [(sft, "sft"), (continued_spad, "continued_spad")])
 def test_corpus_methods_use_no_rollout_label_and_no_reference(monkeypatch, module, name):
-    setup = small_setup()
-    objective, optimizer = loop.make_optimizer(setup, module.objective(setup, spad.initial_student(setup)), 1e-3)
-    forbid(monkeypatch, (opd, "rollout"), (common, "rollout"), (opd, "reverse_kl"), (opd, "spike_coefficients"))
+    setup = small_setup("stage2.updates=1")
+    policy = policy_of(module, setup)
+    run = adaptation_of(setup, policy)
+    logged = unfinished(monkeypatch)
+    forbid(monkeypatch, (adaptation, "rollout"), (common, "rollout"), (opd, "reverse_kl"), (opd, "spike_coefficients"))
+    forbid(monkeypatch, (run.reference, "forward"), (run.reference.model, "forward"))
     if name == "sft":
         forbid(monkeypatch, (setup.teacher, "forward"), (setup.teacher.model, "forward"))
-
-    class Unused:
-        config = objective.student.config
-
-    before = [p.detach().clone() for p in objective.student.parameters()]
-    values = module.update_step(setup, objective, optimizer, Unused(), 0)
-    assert "adj" not in values
-    assert any(not torch.equal(a, b) for a, b in zip(before, objective.student.parameters(), strict=True))
+    before = [p.detach().clone() for p in policy.student.parameters()]
+    module.adapt(run)
+    assert "adj" not in logged[0]
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.student.parameters(), strict=True))
 
 
 def test_continued_spad_is_the_stage_1_objective(monkeypatch):
-    setup = small_setup("stage2.micro_batch_size=2")
-    objective, optimizer = loop.make_optimizer(
-        setup, continued_spad.objective(setup, spad.initial_student(setup)), 1e-3
-    )
-    kept = keep_gradient(monkeypatch, common)
-    values = continued_spad.update_step(setup, objective, optimizer, objective.student, 0)
-    stage1 = spad.SpADObjective(objective.student, TeacherShape(32, 2, 2), setup.config.stage1, 256)
+    setup = small_setup("stage2.micro_batch_size=2", "stage2.updates=1")
+    kept, (values,), objective = one_update(monkeypatch, continued_spad, setup)
+    stage1 = SpADObjective(objective.student, 256, TeacherShape(32, 2, 2), setup.config.stage1.kd_temperature)
     stage1.alignment.load_state_dict(objective.alignment.state_dict())
     ids = corpus(setup)
     sums = stage1.sums(ids, run_teacher(setup.teacher, ids, internals=True), output_table(setup.teacher))
@@ -291,7 +309,7 @@ def test_continued_spad_is_the_stage_1_objective(monkeypatch):
     total.backward()
     assert values["loss"] == pytest.approx(total.item(), rel=1e-5)
     assert [values[name] for name in BRANCHES] == pytest.approx(means.tolist(), rel=1e-4)
-    mine = {name: value for name, value in dict(kept).items() if name.startswith("student.")}
+    mine = {name: value for name, value in kept["gradient"].items() if name.startswith("student.")}
     theirs = {name: value for name, value in gradients(stage1).items() if name.startswith("student.")}
     assert worst(mine, theirs) <= 1e-6
 
@@ -308,8 +326,7 @@ def test_fitted_maps_are_least_squares():
 
 def test_continued_spad_starts_with_maps_that_fit():
     setup = small_setup()
-    student = spad.initial_student(setup)
-    fitted, random = continued_spad.objective(setup, student), continued_spad.ContinuedObjective(setup, student)
+    fitted, random = policy_of(continued_spad, setup), continued_spad.make_policy(setup, spad.initial_student(setup))
     ids, head = corpus(setup), output_table(setup.teacher)
     with torch.no_grad():
         target = run_teacher(setup.teacher, ids, internals=True)
@@ -323,16 +340,16 @@ def test_continued_spad_starts_with_maps_that_fit():
 
 
 def test_oprd_is_the_mean_square_of_mapped_time_averages(monkeypatch):
-    setup = small_setup("stage2.micro_batch_size=2", "stage2.method=oprd")
-    made = oprd.objective(setup, spad.initial_student(setup))
-    objective, optimizer = loop.make_optimizer(setup, made, 1e-3)
-    kept = keep_gradient(monkeypatch, oprd)
-    forbid(monkeypatch, (opd, "forward_kl"), (opd, "reverse_kl"), (opd, "spike_coefficients"))
-    seen = []
-    original = opd.visit
-    monkeypatch.setattr(opd, "visit", lambda *a: seen.append(original(*a)) or seen[-1])
-    setup = common.teacher_only(setup)
-    values = oprd.update_step(setup, objective, optimizer, objective.student, 0)
+    setup = small_setup("stage2.micro_batch_size=2", "stage2.method=oprd", "stage2.updates=1")
+    setup = with_stage2(setup, ref_coef=0.0, spike_coef=0.0)
+    objective = oprd.make_policy(setup, spad.initial_student(setup))
+    seen, original = [], opd.visit
+    with monkeypatch.context() as patch:
+        logged, kept = unfinished(patch), keep_gradient(patch)
+        forbid(patch, (quality, "visited_kl"), (opd, "reverse_kl"), (opd, "spike_coefficients"))
+        patch.setattr(opd, "visit", lambda *a: seen.append(original(*a)) or seen[-1])
+        oprd.adapt(adaptation_of(setup, objective))
+    (values,) = logged
     sequences = torch.cat([part.sequences for part in seen[0]])
     recorder = Recorder(("h",))
     objective.student(sequences[:, :-1], recorder=recorder)
@@ -345,12 +362,12 @@ def test_oprd_is_the_mean_square_of_mapped_time_averages(monkeypatch):
     loss.backward()
     assert values["mse"] == pytest.approx(sum(errors).item() / 2, rel=1e-5)
     assert values["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert worst(dict(kept), gradients(objective)) <= 1e-6 * max(1.0, objective.coefficient)
+    assert worst(kept["gradient"], gradients(objective)) <= 1e-6 * max(1.0, objective.coefficient)
 
 
 def test_oprd_coefficient_matches_the_gradient_norm_of_full_kl_and_stays(tmp_path, start):
     setup = small_setup("stage2.method=oprd", "stage2.calibration_batches=1")
-    objective = oprd.objective(setup, spad.initial_student(setup))
+    objective = oprd.make_policy(setup, spad.initial_student(setup))
     assert not objective.student.model.logit_scale.requires_grad, "the head is no part of this loss"
     objective.student.requires_grad_(True)
     (sequences,) = common.calibration_rollouts(setup, objective.student, 1)
@@ -379,24 +396,25 @@ def test_lightning_takes_a_teacher_in_bfloat16(tmp_path):
     setup = small_setup("stage2.updates=1")
     setup.teacher.to(torch.bfloat16)
     student = spad.initial_student(setup)
-    reference = copy.deepcopy(student)
     with RunLog(tmp_path, quiet=True) as log:
         buffer = lightning_opd.open_buffer(setup, student, tmp_path / "buffer", log)
-    objective, optimizer = loop.make_optimizer(setup, lightning_opd.ReplayObjective(student, 7), 1e-3)
-    values = lightning_opd.update_step(setup, objective, optimizer, reference, buffer, 0)
+    run = adaptation_of(setup, replay_policy(student))
+    values = opd.descend(run, lightning_opd.replay(run, buffer, 0))
     assert math.isfinite(values["loss"]) and values["opd"] > 0
 
 
-def test_lightning_loss_on_stored_prefixes_equals_the_formula(tmp_path, monkeypatch):
-    setup = common.with_stage2(small_setup("stage2.micro_batch_size=2"), ref_coef=0.0)
+def test_lightning_loss_on_stored_prefixes_equals_the_formula(tmp_path):
+    setup = with_stage2(small_setup("stage2.micro_batch_size=2"), ref_coef=0.0)
     start = spad.initial_student(setup)
     with RunLog(tmp_path, quiet=True) as log:
         buffer = lightning_opd.open_buffer(setup, start, tmp_path / "buffer", log)
     assert len(buffer.sequences) == 4 * 4
     active = other(start).requires_grad_(True)
-    objective, optimizer = loop.make_optimizer(setup, lightning_opd.ReplayObjective(active, 7), 1e-3)
-    kept = keep_gradient(monkeypatch, lightning_opd)
-    values = lightning_opd.update_step(setup, objective, optimizer, start, buffer, 3)
+    objective = replay_policy(active)
+    run = adaptation_of(setup, objective, start)
+    values = opd.descend(run, lightning_opd.replay(run, buffer, 3))
+    mine_gradient = gradients(objective)
+    objective.zero_grad(set_to_none=True)
     rows = buffer.draw(4, 0, 3)
     assert sorted(set(rows)) == sorted(rows)
     sequences = torch.from_numpy(np.array(buffer.sequences[rows]))
@@ -417,26 +435,23 @@ def test_lightning_loss_on_stored_prefixes_equals_the_formula(tmp_path, monkeypa
     total.backward()
     assert values["spk"] == pytest.approx(spk.item(), rel=1e-3) and values["spk"] > 0
     assert values["loss"] == pytest.approx(total.item(), rel=1e-5) and values["ref"] == 0
-    assert worst(dict(kept), gradients(objective)) <= 1e-6
+    assert worst(mine_gradient, gradients(objective)) <= 1e-6
 
 
 def test_lightning_never_refreshes(tmp_path, monkeypatch):
     """After the buffer is made, no update may roll out, ask the teacher's body or the reference."""
-    setup = common.with_stage2(small_setup(), ref_coef=0.0)
+    setup = with_stage2(small_setup("stage2.updates=3"), ref_coef=0.0)
     student = spad.initial_student(setup)
     with RunLog(tmp_path, quiet=True) as log:
         buffer = lightning_opd.open_buffer(setup, student, tmp_path / "buffer", log)
     before = (tmp_path / "buffer" / "sequences.npy").read_bytes()
-    objective, optimizer = loop.make_optimizer(setup, lightning_opd.ReplayObjective(student, 256), 1e-3)
-    reference = other(student)
-    forbid(monkeypatch, (opd, "rollout"), (lightning_opd, "rollout"), (lightning_opd, "run_teacher"),
+    run = adaptation_of(setup, replay_policy(student))
+    logged, reference = unfinished(monkeypatch), run.reference
+    forbid(monkeypatch, (adaptation, "rollout"), (lightning_opd, "rollout"), (lightning_opd, "run_teacher"),
            (opd, "run_teacher"), (setup.teacher.model, "forward"), (reference.model, "forward"))  # fmt: skip
-    drawn = []
-    for update in range(3):
-        values = lightning_opd.update_step(setup, objective, optimizer, reference, buffer, update)
-        drawn.append(tuple(buffer.draw(4, 0, update)))
-        assert "adj" not in values
-    assert len(set(drawn)) == 3
+    lightning_opd.adapt(run, buffer)
+    assert len(logged) == 3 and not any("adj" in values for values in logged)
+    assert len({tuple(buffer.draw(4, 0, update)) for update in range(3)}) == 3
     assert (tmp_path / "buffer" / "sequences.npy").read_bytes() == before
 
 

@@ -2,57 +2,39 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_setup import small_setup
+from training_setup import Killed, gradients, keep_gradient, kill_at, small_setup, worst
 
-from spikeopd.errors import CheckFailed, InputError
-from spikeopd.losses import forward_kl, reverse_kl, spike_loss
+from spikeopd.errors import CheckFailed, ConfigError, InputError
+from spikeopd.losses import forward_kl, jsd, reverse_kl, spike_loss
 from spikeopd.methods import opd, spad
+from spikeopd.methods import setup as preparing
+from spikeopd.methods.adaptation import Adaptation
 from spikeopd.methods.alignment import BRANCHES, TeacherShape, branch_sizes, branch_weights
-from spikeopd.methods.loop import make_optimizer
+from spikeopd.methods.run import CollapseGuard, Run
+from spikeopd.methods.setup import check_shares
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import fingerprint, freeze, output_table, run_teacher
 from spikeopd.quality import RATE_SITES, CollapseDetector, layer_spikes
+from spikeopd.registry import DIVERGENCES
 from spikeopd.runlog import RunLog, read_metrics
-
-
-def gradients(objective):
-    return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-
-
-def capture_gradients(monkeypatch, module):
-    """Run an update but keep its gradient instead of stepping."""
-    kept = {}
-
-    def finish(setup, objective, *args):
-        kept.update(gradients(objective))
-        objective.zero_grad(set_to_none=True)
-        return 0.0
-
-    monkeypatch.setattr(module, "finish_update", finish)
-    return kept
-
-
-def worst(a, b):
-    assert a.keys() == b.keys() and a
-    return max((a[name] - b[name]).abs().max().item() for name in a)
-
 
 # --- Stage 1 ---------------------------------------------------------------------------------------------------------
 
 
 def test_stage1_branches_equal_an_independent_calculation():
     setup = small_setup()
-    objective, _ = spad.make_objective(setup, spad.initial_student(setup))
+    objective = spad.make_objective(setup, spad.initial_student(setup))
     student, config = objective.student, objective.student.config
     ids = torch.randint(4, 1024, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         target = run_teacher(setup.teacher, ids, internals=True)
-        sums = objective("sums", ids, target, output_table(setup.teacher))
+        sums = objective.sums(ids, target, output_table(setup.teacher))
         means = dict(zip(BRANCHES, (sums / branch_sizes(config, TeacherShape(32, 2, 2), 3, 16)).tolist(), strict=True))
         recorder = Recorder()
         logits = student(ids, recorder=recorder).logits
@@ -88,40 +70,43 @@ def test_stage1_weights_are_the_papers():
                        "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
 
-def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
-    found = []
+def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, tmp_path):
+    kept, found = keep_gradient(monkeypatch), []
     for micro, accumulation in ((4, 1), (2, 2), (1, 4)):
-        setup = small_setup(f"stage1.micro_batch_size={micro}", f"stage1.gradient_accumulation_steps={accumulation}")
-        objective, optimizer = spad.make_objective(setup, spad.initial_student(setup))
-        kept = capture_gradients(monkeypatch, spad)
-        values = spad.update_step(setup, objective, optimizer, 0)
-        found.append((dict(kept), values["loss"]))
-    for kept, loss in found[1:]:
-        assert worst(found[0][0], kept) <= 1e-6
-        assert loss == pytest.approx(found[0][1], rel=1e-6)
+        split = (f"stage1.micro_batch_size={micro}", f"stage1.gradient_accumulation_steps={accumulation}")
+        with RunLog(tmp_path / str(micro), quiet=True) as log:
+            spad.run(small_setup("stage1.updates=1", *split), log)
+        found.append(dict(kept))
+    for other in found[1:]:
+        assert worst(found[0]["gradient"], other["gradient"]) <= 1e-6
+        assert other["loss"] == pytest.approx(found[0]["loss"], rel=1e-6)
 
 
 # --- Stage 2 ---------------------------------------------------------------------------------------------------------
 
 
+def adaptation_of(setup, student, reference):
+    policy = opd.DistilledPolicy(student, 7, opd.chosen_divergence(setup.config.stage2))
+    return Adaptation(setup, RunLog("unused", active=False), policy, reference)
+
+
 def stage2(setup):
     student = spad.initial_student(setup)
-    objective, optimizer = make_optimizer(setup, opd.PolicyObjective(student, 7), setup.config.stage2.learning_rate)
     torch.manual_seed(9)
     reference = spad.initial_student(setup)
     with torch.no_grad():  # another policy, so that the anchor has something to say
         for parameter in reference.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    reference.requires_grad_(False)
-    return objective, optimizer, reference
+    return adaptation_of(setup, student, freeze(reference))
 
 
 def test_stage2_loss_and_gradient_equal_the_papers_formula():
     """Against one forward pass over the whole batch with plain means and autograd through the rates."""
     setup = small_setup("stage2.micro_batch_size=2")
-    objective, _, reference = stage2(setup)
-    parts = opd.visit(setup, objective, reference, 0)
-    values = opd.descend(setup, objective, reference, parts)
+    run = stage2(setup)
+    objective, reference = run.objective, run.reference
+    parts = opd.visit(run, 0)
+    values = opd.descend(run, parts)
     mine = gradients(objective)
     objective.zero_grad(set_to_none=True)
     sequences = torch.cat([part.sequences for part in parts])
@@ -150,27 +135,38 @@ def test_stage2_loss_and_gradient_equal_the_papers_formula():
     assert worst(mine, gradients(objective)) <= 1e-6
 
 
-def test_stage2_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
+def test_stage2_gradient_does_not_depend_on_the_micro_batch():
     found = []
     for micro in (4, 2, 1):
-        setup = small_setup(f"stage2.micro_batch_size={micro}")
-        objective, optimizer, reference = stage2(setup)
-        kept = capture_gradients(monkeypatch, opd)
-        values = opd.update_step(setup, objective, optimizer, reference, 3)
-        found.append((dict(kept), values))
-    for kept, values in found[1:]:
-        assert worst(found[0][0], kept) <= 1e-6
+        run = stage2(small_setup(f"stage2.micro_batch_size={micro}"))
+        parts = opd.visit(run, 3)
+        values = opd.descend(run, parts) | opd.continuation_statistics(run, parts)
+        found.append((gradients(run.objective), values))
+    for gradient, values in found[1:]:
+        assert worst(found[0][0], gradient) <= 1e-6
         assert values["loss"] == pytest.approx(found[0][1]["loss"], rel=1e-5)
         assert values["adj"] == found[0][1]["adj"]
 
 
 def test_vanilla_uses_neither_reference_nor_spikes():
-    setup = small_setup("stage2.ref_coef=0", "stage2.spike_coef=0")
-    objective, _, reference = stage2(setup)
-    parts = opd.visit(setup, objective, reference, 0)
+    run = stage2(small_setup("stage2.ref_coef=0", "stage2.spike_coef=0"))
+    parts = opd.visit(run, 0)
     assert all(part.reference is None and part.reference_spikes is None for part in parts)
-    values = opd.descend(setup, objective, reference, parts)
+    values = opd.descend(run, parts)
     assert values["ref"] == 0 and values["spk"] == 0 and values["loss"] == values["opd"]
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_the_divergence_that_is_named_is_trained_with(name):
+    """Each entry of the table, as the option chooses it, against the function itself on the same prefixes."""
+    run = stage2(small_setup(f"stage2.divergence={name}", "stage2.jsd_beta=0.3", "stage2.spike_coef=0"))
+    parts = opd.visit(run, 0)
+    values = opd.descend(run, parts)
+    sequences = torch.cat([part.sequences for part in parts])
+    with torch.no_grad():
+        q, p = (model(sequences[:, :-1]).logits[:, -6:] for model in (run.objective.student, run.setup.teacher))
+    by_hand = {"forward_kl": forward_kl(q, p), "reverse_kl": reverse_kl(q, p), "jsd": jsd(q, p, 0.3)}
+    assert values["opd"] == pytest.approx(by_hand[name].item() / 24, rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -179,8 +175,8 @@ def test_the_reference_agrees_with_the_student_that_it_is(precision):
     setup = small_setup(f"train.precision={precision}")
     student = spad.initial_student(setup)
     reference = freeze(copy.deepcopy(student))
-    objective, _ = make_optimizer(setup, opd.policy(setup, student), 1e-3)
-    values = opd.descend(setup, objective, reference, opd.visit(setup, objective, reference, 0))
+    run = adaptation_of(setup, student, reference)
+    values = opd.descend(run, opd.visit(run, 0))
     assert values["ref"] == 0.0 and values["opd"] > 0
     # Decoding step by step rounds bfloat16 sums in another order than the reference's one pass.
     assert values["spk"] <= (0.0 if precision == "fp32" else 1e-5)
@@ -231,18 +227,8 @@ def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     _, finished = run_both(whole, small_setup())
 
-    class Killed(BaseException):
-        pass
-
-    for module, name, at in ((spad, "update_step", 3), (opd, "update_step", 1)):
-        original = getattr(module, name)
-
-        def dying(*arguments, original=original, at=at):
-            if arguments[-1] == at:
-                raise Killed
-            return original(*arguments)
-
-        monkeypatch.setattr(module, name, dying)
+    for stage, at in (("stage1", 3), ("stage2", 1)):
+        kill_at(monkeypatch, stage, at)
         with pytest.raises(Killed):
             run_both(broken, small_setup(), resume=(broken / "stage1").exists())
         monkeypatch.undo()
@@ -281,6 +267,101 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tmp_path, mon
         run_both(tmp_path, small_setup())
     (kept,) = (tmp_path / "stage1" / "checkpoints").iterdir()
     assert kept.name == "update-000002" and json.loads((kept / "state.json").read_text())["update"] == 2
+
+
+def test_a_frozen_teacher_that_moved_spoils_the_run(tmp_path, monkeypatch):
+    setup, original = small_setup(), Run.step
+
+    def step(self, *arguments):
+        setup.teacher.get_input_embeddings().weight[0, 0] += 1
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Run, "step", step)
+    with pytest.raises(CheckFailed, match="the frozen teacher changed"):
+        run_both(tmp_path, setup)
+    assert not (tmp_path / "final").exists()
+
+
+def test_the_teacher_is_hashed_once_whatever_is_saved(tmp_path, monkeypatch):
+    hashed, original = [], preparing.fingerprint
+    monkeypatch.setattr(preparing, "fingerprint", lambda model: hashed.append(model) or original(model))
+    run_both(tmp_path, small_setup("train.save_every=1"))
+    assert len(hashed) == 1
+
+
+def test_a_batch_that_cannot_be_shared_equally_is_refused_before_anything_is_loaded():
+    config = small_setup("stage2.batch_size=16", "stage2.micro_batch_size=16").config
+
+    class Seven:
+        num_processes = 7
+
+    with pytest.raises(ConfigError, match="16 trajectories .* by 7 processes; start 1, 2, 4, 8, 16"):
+        preparing.build(config, Seven())
+    for processes in (1, 2, 4, 8, 16):
+        check_shares(config, processes)
+    check_shares(small_setup("train.stage=1", "stage2.batch_size=16", "stage2.micro_batch_size=16").config, 7)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_shares_of_a_batch_are_the_batch(processes):
+    setup, whole = small_setup(), torch.arange(16)
+
+    class One:
+        num_processes, device = processes, torch.device("cpu")
+
+    shares = []
+    for rank in range(processes):
+        One.process_index = rank
+        shares += replace(setup, accelerator=One()).micro_batches(whole, 3)
+    assert torch.equal(torch.cat(shares), whole) and max(len(share) for share in shares) <= 3
+
+
+# --- the run and its guard -------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_an_iterator_that_resumes_where_the_last_checkpoint_lies(tmp_path):
+    def updates(resume, stop=99):
+        setup = small_setup("train.save_every=2")
+        with RunLog(tmp_path, quiet=True) as log:
+            run = Run(setup, log, "stage1", spad.make_objective(setup, spad.initial_student(setup)), resume=resume)
+            seen = []
+            for update in run.updates(5):
+                if update == stop:
+                    break
+                seen.append(update)
+                run.log(update, {"loss": float(update)})
+        return seen
+
+    assert updates(False, stop=3) == [0, 1, 2]
+    assert [path.name for path in (tmp_path / "stage1" / "checkpoints").iterdir()] == ["update-000002"]
+    assert updates(True) == [2, 3, 4]
+    assert [line["update"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
+    assert updates(True) == []
+
+
+def test_an_update_that_is_not_logged_is_our_mistake(tmp_path):
+    setup = small_setup()
+    run = Run(setup, RunLog(tmp_path, quiet=True), "stage1", spad.make_objective(setup, spad.initial_student(setup)))
+    with pytest.raises(AssertionError, match="ends with run.log"):
+        for _ in run.updates(2):
+            pass
+
+
+def test_guard_remembers_its_window_and_says_when_to_end():
+    options = small_setup("stage2.collapse_window=2", "stage2.on_collapse=rollback").config.stage2
+    notes = []
+    guard = CollapseGuard(options, notes.append)
+    assert guard.watch(1, {"loss": 1.0}) is False and guard.means() == {}, "no rollouts, nothing to see"
+    rows = [dict(adj=0.0, dist4=1.0, run=1.0), dict(adj=0.4, dist4=0.5, run=3.0), dict(adj=0.6, dist4=0.3, run=5.0)]
+    assert [guard.watch(n, dict(row)) for n, row in enumerate(rows[:1], start=1)] == [False]
+    copied = CollapseGuard(options, notes.append)
+    copied.restore(json.loads(json.dumps(guard.state())))
+    values = dict(rows[1])
+    assert copied.watch(2, values) is True and values["collapsed"] == 1.0  # means 0.2 > 0.1 and 0.25 > 0.05
+    assert "collapsed at update 2" in notes[0] and copied.rollback == 0
+    assert copied.watch(3, dict(rows[2])) is True and len(notes) == 1
+    assert copied.means() == {"adj": 0.5, "dist4": 0.4, "run": 4.0}
+    assert copied.checkpoints(save_every=1) == 4
 
 
 @pytest.mark.parametrize("action", ["log", "stop", "rollback"])
