@@ -24,7 +24,7 @@ class Tally:
         shape, self.plan = model.shape, plan
         d, layers, steps = plan.hidden, plan.layers, plan.steps
         self._sites, self._components = shape.layer_sites, shape.layer_components
-        self._columns = [LAYER_SITES.index(site) for site in self._sites]  # of the kernels' counters
+        self._columns = np.array([LAYER_SITES.index(site) for site in self._sites])  # of the kernels' counters
         sizes = [shape.site_size(site, 0) for site in self._sites]
         self._cells = np.repeat(np.array(sizes, np.int64), layers * steps).reshape(len(sizes), layers, steps)
         # Operations of one spike, and bytes of one active row: by component and by the site that drives it.
@@ -59,16 +59,16 @@ class Tally:
         embed = spikes[layers:, 0].copy()
         by_driver = np.empty((len(self._sites) + 1, layers, steps), np.int64)
         by_site = by_driver[:-1]
-        by_site[:] = spikes[:layers].transpose(1, 0, 2)[self._columns]
+        spikes[:layers].transpose(1, 0, 2).take(self._columns, 0, by_site)
         by_driver[-1, 0] = embed[0]
         by_driver[-1, 1:] = by_site[self._last, :-1]
         cells = self._cells.copy()
         cells[self._map] = plan.heads * context
         self._fan_out[self._coincidence, self._query] = context
-        sops = np.tensordot(self._fan_out, by_driver, 1)
+        sops = (self._fan_out @ by_driver.reshape(len(by_driver), -1)).reshape(-1, layers, steps)
         really = sops.copy()
         really[self._coincidence], really[self._av] = additions[:, 0], additions[:, 1]
-        read = self._row_bytes @ active.sum(0)
+        read = self._row_bytes.dot(active.sum(0))
         map_bytes = int((sops[self._av].sum(1) // 8).sum())
         active_macs = head_active * self._outputs + self._tail
         return Activity(
@@ -76,7 +76,7 @@ class Tally:
             spikes=self._by_site(embed, by_site),
             cells=self._by_site(np.full((1, steps), d, np.int64), cells),
             saturations=self._by_site(
-                saturations[layers:, 0].copy(), saturations[:layers].transpose(1, 0, 2)[self._columns]
+                saturations[layers:, 0].copy(), saturations[:layers].transpose(1, 0, 2).take(self._columns, 0)
             ),
             sops=dict(zip(self._components, sops, strict=True)),
             sops_unmasked=np.zeros((layers, steps), np.int64),
