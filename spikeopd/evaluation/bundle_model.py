@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventBatch, EventDecoder
+from neuro_sim.event.engine import EventBatch, EventDecoder
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError

@@ -1,4 +1,4 @@
-"""The head as a compiled pass: spike counts of the last layer to logits, bit for bit as contracts.head_logits."""
+"""The head as a compiled pass: what the readout counted to logits, bit for bit as contracts.head_logits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim import intrinsics as vector
-from neuro_sim.intrinsics import LINE, read_float, read_int32, read_int64, read_uint32, write_int32, write_int64
-from neuro_sim.kernel_base import (
+from neuro_sim.event import intrinsics as vector
+from neuro_sim.event.intrinsics import LINE, read_float, read_int32, read_int64, read_uint32, write_int32, write_int64
+from neuro_sim.event.kernel_base import (
+    EXACT_FLOAT,
     HEAD_COLUMNS,
     INT16_LIMIT,
     INT32_LIMIT,
@@ -29,14 +30,23 @@ Array = NDArray[Any]
 
 
 @compiled
-def count_spikes(plan: Any, work: Any, lanes: int, thread: int, threads: int) -> None:
-    """Spike counts of the last layer and the rows of the head they select."""
+def read_out(plan: Any, work: Any, lanes: int, thread: int, threads: int) -> None:
+    """What the head reads: sums of the residual stream, or spike counts of the last layer and the rows they select."""
     for lane in range(thread, lanes, threads):
+        counts = work.counts + 8 * plan.hidden * lane
+        if plan.residual_readout:
+            stream = work.residual + 4 * plan.hidden_pad * plan.steps * lane
+            for i in range(plan.hidden):
+                total = 0
+                for step in range(plan.steps):
+                    total += read_int32(stream + 4 * (plan.hidden_pad * step + i))
+                write_int64(counts + 8 * i, total)
+            continue
         masks, filled = layer_masks(plan, work, plan.layers - 1, lane, H), 0
         rows, factors = work.rows + 4 * work.list_size * lane, work.factors + 4 * work.list_size * lane
         for i in range(plan.hidden):
             spikes = vector.count_bits(read_uint32(masks + 4 * i))
-            write_int32(work.counts + 4 * (plan.hidden * lane + i), spikes)
+            write_int64(counts + 8 * i, spikes)
             if spikes > 0:
                 write_int32(rows + 4 * filled, i)
                 write_int32(factors + 4 * filled, spikes * read_int32(plan.gamma + 4 * i))
@@ -80,22 +90,53 @@ def scaled_rows(
 
 
 @compiled
+def summed_rows(plan: Any, counts: int, column: int, columns: int, wide: int) -> None:
+    """wide [columns] = sums of the residual stream, through project_out if the head is factorised."""
+    if not plan.factorised:
+        for i in range(columns):
+            write_int64(wide + 8 * i, read_int64(counts + 8 * (column + i)) if column + i < plan.hidden else 0)
+        return
+    vector.clear(wide, 8 * columns)
+    for i in range(plan.hidden):
+        row = plan.head_rows + plan.head_width_pad * i + column
+        vector.add_scaled(row, read_int64(counts + 8 * i), columns, wide)
+
+
+@compiled
+def divide(number: int, by: int) -> float:
+    """number / by, rounded once, as Python divides integers. by: below 2**53."""
+    if number < EXACT_FLOAT:
+        return number / by
+    quotient, rest, halvings = number // by, number % by, 0
+    while quotient < 2 * EXACT_FLOAT:  # two more bits than a float64 keeps
+        rest *= 2
+        quotient = 2 * quotient + (rest >= by)
+        rest -= by if rest >= by else 0
+        halvings += 1
+    return float(quotient | (rest != 0)) * 0.5**halvings
+
+
+@compiled
 def normalise(plan: Any, counts: int, norm: Array) -> None:
-    """T_s, mu and 1/sqrt(var + epsilon): contracts.normalise_counts, operation by operation."""
+    """Unit, mu and 1/sqrt(var + epsilon): contracts.normalise_counts, operation by operation."""
     total, squares = 0, 0
     for i in range(plan.hidden):
-        count = read_int32(counts + 4 * i)
+        count = read_int64(counts + 8 * i)
         total += count
         squares += count * count
-    mu = total / (plan.hidden * plan.steps)
-    variance = squares / (plan.hidden * plan.steps * plan.steps) - mu * mu
-    norm[0], norm[1] = float(plan.steps), mu
+    mu = total / (plan.hidden * plan.unit)
+    variance = divide(squares, plan.hidden * plan.unit * plan.unit) - mu * mu
+    norm[0], norm[1] = float(plan.unit), mu
     norm[2] = 1.0 / math.sqrt(max(variance, 0.0) + plan.epsilon)
 
 
 @compiled
 def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
-    """contracts.head_logits for the lanes that want logits; a factorised head has two products."""
+    """contracts.head_logits for the lanes that want logits.
+
+    A plain head on spike counts is one product with the table. Otherwise there are two: what the readout counted to
+    14-bit integers y, and y times the table.
+    """
     lanes = given.count
     wide = work.wide + 8 * HEAD_COLUMNS * thread
     sums = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
@@ -110,19 +151,23 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
             row = read_int64(given.logits_row + 8 * lane)
             if row < 0:
                 continue
-            normalise(plan, work.counts + 4 * plan.hidden * lane, norm)
-            scaled_rows(
-                plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
-                work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
-            )  # fmt: skip
+            counts = work.counts + 8 * plan.hidden * lane
+            normalise(plan, counts, norm)
+            if plan.residual_readout:
+                summed_rows(plan, counts, column, columns, wide)
+            else:
+                scaled_rows(
+                    plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
+                    work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
+                )  # fmt: skip
             vector.centre(wide, plan.head_sums + 8 * column, norm.ctypes.data, columns, wide)
-            if plan.factorised:
+            if plan.two_products:
                 out = work.narrow + 8 * (plan.head_width_pad * lane + column)
                 vector.affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
             else:
                 out = given.logits + 8 * (plan.vocab_pad * row + column)
                 vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
-    if not plan.factorised:
+    if not plan.two_products:
         return
     meet(work, threads)
     for lane in range(thread, lanes, threads):

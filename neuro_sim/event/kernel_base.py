@@ -9,8 +9,8 @@ from typing import Any
 from numba import njit, types
 from numpy.typing import NDArray
 
-from neuro_sim import intrinsics as vector
-from neuro_sim.intrinsics import STEP_GROUP, read_int64, write_int64
+from neuro_sim.event import intrinsics as vector
+from neuro_sim.event.intrinsics import STEP_GROUP, read_int64, write_int64
 from spikeopd.contracts import LOGIT_INPUT_BITS
 
 Array = NDArray[Any]
@@ -28,6 +28,7 @@ PATTERNS = 1 << STEP_GROUP
 LIST_PADDING = 16  # entries the prefetching row kernels may read beyond a list
 RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
 INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
+EXACT_FLOAT = 1 << 53  # integers below are exact in float64
 TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
 MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
 HEAD_COLUMNS = 2048

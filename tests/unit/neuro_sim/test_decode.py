@@ -12,7 +12,7 @@ from random_models import random_model, random_shape
 from neuro_sim import decode
 from neuro_sim.decode import Sampling, choose, generate, generators
 from neuro_sim.dense import DenseDecoder, unmasked_coincidences
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from neuro_sim.runfile import build_run
 from spikeopd.contracts import Activity, parse_run
 from spikeopd.errors import ConfigError, InputError

@@ -22,9 +22,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from neuro_sim import intrinsics as vector
-from neuro_sim import kernel_base, kernel_head
-from neuro_sim.intrinsics import (
+from neuro_sim.event import intrinsics as vector
+from neuro_sim.event import kernel_base, kernel_head
+from neuro_sim.event.intrinsics import (
     LANES,
     LINE,
     SEGMENT_ROWS,
@@ -36,7 +36,7 @@ from neuro_sim.intrinsics import (
     write_int32,
     write_int64,
 )  # fmt: skip
-from neuro_sim.kernel_base import (
+from neuro_sim.event.kernel_base import (
     FROM_F,
     FROM_INPUT,
     FROM_O,
@@ -71,7 +71,7 @@ from neuro_sim.kernel_base import (
     meet,
     smaller,
 )  # fmt: skip
-from neuro_sim.kernel_head import count_spikes, run_head, scaled_rows
+from neuro_sim.event.kernel_head import read_out, run_head, scaled_rows
 
 Array = NDArray[Any]
 
@@ -238,21 +238,27 @@ def fire_part(
     """Neurons of one site; for O (half 0) and Y (half 1) also the residual stream and the neurons that read it."""
     if columns <= 0:  # padding only
         return
-    active = fire_tile(plan, work, lane, layer, site, column, columns, currents, stride, thread)
     if half < 0:
+        fire_tile(plan, work, lane, layer, site, column, columns, currents, stride, thread)
         return
     pad = plan.hidden_pad
-    count_active(plan, work, thread, lane, layer, FROM_O + half, active)
-    masks = layer_masks(plan, work, layer, lane, site) + 4 * column
     residual = work.residual + 4 * (pad * plan.steps * lane + column)
-    gains = plan.gains + 4 * (pad * (2 * layer + half) + column)
-    vector.add_gains(residual, 4 * pad, masks, gains, columns, plan.steps)
+    at = 4 * (pad * (2 * layer + half) + column)
+    if plan.current_write:
+        vector.add_currents(
+            residual, 4 * pad, currents, stride, plan.write_shifts + at, plan.writes + at, columns, plan.steps
+        )
+    else:
+        active = fire_tile(plan, work, lane, layer, site, column, columns, currents, stride, thread)
+        count_active(plan, work, thread, lane, layer, FROM_O + half, active)
+        masks = layer_masks(plan, work, layer, lane, site) + 4 * column
+        vector.add_gains(residual, 4 * pad, masks, plan.writes + at, columns, plan.steps)
     fire_tile(plan, work, lane, layer, X if half == 0 else H, column, columns, residual, 4 * pad, thread)
 
 
 @compiled
 def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: int, threads: int) -> None:
-    """One projection and all that follows it neuron by neuron: spikes, and for O and Y the residual stream too."""
+    """One projection and all that follows it neuron by neuron: spikes, and behind W_o and W_2 the residual stream."""
     inputs, outputs, pad = plan.hidden, plan.hidden, plan.hidden_pad
     weight, site, parts, half = W_QKV, Q, 3, -1  # Q, K and V: three matrices side by side
     if driver == FROM_R:
@@ -346,10 +352,17 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
             write_int64(queries + 8 * (step * words + w), word)
     vector.clear(found, 4 * steps * LANES)
     capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
-    vector.attend_keys(
-        keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
-        plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
-    )  # fmt: skip
+    if plan.distances:
+        biases = plan.map_biases + 4 * (2 * LANES + WORD + plan.distances) * (layer * plan.heads + head)
+        vector.attend_biased(
+            keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
+            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations, biases, plan.distances,
+        )  # fmt: skip
+    else:
+        vector.attend_keys(
+            keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
+            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations, 0, 0,
+        )  # fmt: skip
     for step in range(steps):
         step_sums = sums + 4 * step * pad
         step_values = values + 8 * (index + step) * plan.blocks * pad
@@ -403,7 +416,7 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
                     for lane in range(lanes):
                         attend(plan, work, given, lane, layer, head, thread)
                 meet(work, threads)
-    count_spikes(plan, work, lanes, thread, threads)
+    read_out(plan, work, lanes, thread, threads)
     meet(work, threads)
     run_head(plan, work, given, thread, threads)
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim import kernel_base, kernels
-from neuro_sim.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded
-from neuro_sim.records import LANES_GIVEN
-from neuro_sim.tally import Tally, record_spikes
+from neuro_sim.event import kernel_base, kernels
+from neuro_sim.event.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded
+from neuro_sim.event.records import LANES_GIVEN
+from neuro_sim.event.tally import Tally, record_spikes
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
 from spikeopd.errors import InputError
 
@@ -128,7 +128,8 @@ class Engine:
         )
         activities = []
         for lane, position in enumerate(positions):
-            one = (spikes[lane], saturations[lane], additions[lane], active[lane], int(work.head_active[lane]))
+            head_active = plan.hidden if plan.residual_readout else int(work.head_active[lane])
+            one = (spikes[lane], saturations[lane], additions[lane], active[lane], head_active)
             activities.append(self._tally.activity(*one, position))
             trace = traces[lane]
             if trace is not None:

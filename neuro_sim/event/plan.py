@@ -6,21 +6,22 @@ import ctypes
 import math
 import mmap
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim import kernel_base, kernels
-from neuro_sim.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
-from neuro_sim.records import PLAN, WORK
-from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Layer, Site, SpikeModel
+from neuro_sim.event import kernel_base, kernels
+from neuro_sim.event.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
+from neuro_sim.event.records import PLAN, WORK
+from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Layer, ModelShape, Site, SpikeModel, projections, readout_unit
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
 MAX_STEPS = 32  # one bit per step in a uint32 mask
+LAYER_WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
 WEIGHTS = ("w_q", "w_o", "w_1", "w_2")  # K and V lie beside Q
 HUGE_PAGE = 1 << 21
 # With |I << shift| and |bias| up to 2**29 and thresholds above -2**28, no sum of the neuron leaves 32 bits.
@@ -32,55 +33,86 @@ def padded(size: int, unit: int = LINE) -> int:
 
 
 def event_layout(model: SpikeModel) -> SpikeModel:
-    """Move the weights of an integer model to where the kernels want them. Values and shapes stay the same.
+    """The same model with its weights where the kernels want them; `model` itself is not touched.
+
+    Weights that are there already (see `place_weights`) are shared, all others copied: who holds on to `model` then
+    has them in memory twice.
+    """
+    arrays = {name: getattr(owner, field) for name, owner, field in _matrices(model)}
+    place_weights(model.shape, arrays)
+
+    def placed(owner: Any) -> dict[str, Any]:
+        return {field: arrays[name] for name, other, field in _matrices(model) if other is owner}
+
+    return replace(
+        model,
+        layers=tuple(replace(layer, **placed(layer)) for layer in model.layers),
+        embedding=replace(model.embedding, **placed(model.embedding)),
+        head=replace(model.head, **placed(model.head)),
+    )
+
+
+def _matrices(model: SpikeModel) -> Iterator[tuple[str, Any, str]]:
+    """Name in a bundle, owner and field of every matrix that has a place."""
+    for index, layer in enumerate(model.layers):
+        for field in LAYER_WEIGHTS:
+            yield f"layers.{index}.{field}", layer, field
+    yield "embedding.table", model.embedding, "table"
+    if model.shape.factorised:
+        yield "embedding.project_in", model.embedding, "project_in"
+        yield "head.project_out", model.head, "project_out"
+
+
+def place_weights(shape: ModelShape, arrays: dict[str, Array]) -> None:
+    """Move the weights of an integer model, under the names of a bundle, to where the kernels want them.
 
     All projections go into one block of memory (huge pages where the system has them), rows padded to whole cache
     lines, the rows of Q, K and V side by side: a spike reads one contiguous row. The tied table becomes [width, vocab]
     in memory, which serves the head's rows and the embedding's lookup alike, and is still seen as [vocab, width].
-    The model's own fields are pointed at the new place, one by one, so that the old memory is free at once and the
-    weights are never in memory twice. Layers that are there already stay.
+    Values and shapes stay the same. Entries of `arrays` are replaced one by one, so if nobody else holds the old
+    arrays their memory is free at once and the weights are never in memory twice: hand this to `load_bundle`.
     """
-    shape = model.shape
+    if arrays["embedding.table"].dtype != np.int8:
+        return
     d, f = shape.hidden_size, shape.ffn_dim
     d_pad, f_pad = padded(d), padded(f)
-    waiting = [layer for layer in model.layers if not _is_placed(layer, d_pad, f_pad)]
+    layers = [{name: f"layers.{index}.{name}" for name in LAYER_WEIGHTS} for index in range(shape.num_hidden_layers)]
+    waiting = [names for names in layers if not _is_placed([arrays[name] for name in names.values()], d_pad, f_pad)]
     arena = _aligned(len(waiting) * (d * (4 * d_pad + f_pad) + f * d_pad))
-    for layer in waiting:
+    for names in waiting:
         sizes = {"qkv": (d, 3 * d_pad), "w_o": (d, d_pad), "w_1": (d, f_pad), "w_2": (f, d_pad)}
         places = {}
         for name, (rows, columns) in sizes.items():
             places[name], arena = arena[: rows * columns].reshape(rows, columns), arena[rows * columns :]
         for index, name in enumerate(("w_q", "w_k", "w_v")):
-            _move(layer, name, places["qkv"][:, index * d_pad : (index + 1) * d_pad])
-        for name in ("w_o", "w_1", "w_2"):
-            _move(layer, name, places[name])
+            places[name] = places["qkv"][:, index * d_pad : (index + 1) * d_pad]
+        for name, key in names.items():
+            _move(arrays, key, places[name])
         give_back()
-    table = model.embedding.table
+    table = arrays["embedding.table"]
     if table.strides != (1, padded(shape.vocab_size)):
         place = _aligned(table.shape[1] * padded(shape.vocab_size)).reshape(table.shape[1], -1)
         place[:, : shape.vocab_size] = table.T
-        object.__setattr__(model.embedding, "table", place[:, : shape.vocab_size].T)
+        arrays["embedding.table"] = place[:, : shape.vocab_size].T
         del table
         give_back()
-    for owner, name in ((model.embedding, "project_in"), (model.head, "project_out")):
-        matrix = getattr(owner, name)
-        if matrix is not None and matrix.strides != (padded(matrix.shape[1]), 1):
-            _move(owner, name, _aligned(matrix.shape[0] * padded(matrix.shape[1])).reshape(matrix.shape[0], -1))
-    return model
+    for key in ("embedding.project_in", "head.project_out") if shape.factorised else ():
+        rows, columns = arrays[key].shape
+        if arrays[key].strides != (padded(columns), 1):
+            _move(arrays, key, _aligned(rows * padded(columns)).reshape(rows, -1))
 
 
-def _is_placed(layer: Layer, d_pad: int, f_pad: int) -> bool:
-    q, k, v = (getattr(layer, name).ctypes.data for name in ("w_q", "w_k", "w_v"))
-    strides = [layer.w_q.strides, layer.w_o.strides, layer.w_1.strides, layer.w_2.strides]
-    due = [(3 * d_pad, 1), (d_pad, 1), (f_pad, 1), (d_pad, 1)]
-    return strides == due and (k, v) == (q + d_pad, q + 2 * d_pad) and q % LINE == 0
+def _is_placed(weights: Sequence[Array], d_pad: int, f_pad: int) -> bool:
+    q, k, v = (matrix.ctypes.data for matrix in weights[:3])
+    due = [(3 * d_pad, 1)] * 3 + [(d_pad, 1), (f_pad, 1), (d_pad, 1)]
+    return [w.strides for w in weights] == due and (k, v) == (q + d_pad, q + 2 * d_pad) and q % LINE == 0
 
 
-def _move(owner: Any, name: str, place: Array) -> None:
-    """Copy a matrix into `place` (its rows may be longer) and make the owner's field a view of it."""
-    matrix = getattr(owner, name)
-    place[:, : matrix.shape[1]] = matrix
-    object.__setattr__(owner, name, place[:, : matrix.shape[1]])  # frozen to users; the value is the same
+def _move(arrays: dict[str, Array], key: str, place: Array) -> None:
+    """Copy a matrix into `place`, whose rows may be longer, and put the view of it in its stead."""
+    columns = arrays[key].shape[1]
+    place[:, :columns] = arrays[key]
+    arrays[key] = place[:, :columns]
 
 
 def _find_trim() -> Callable[[int], int] | None:
@@ -151,24 +183,35 @@ def build_plan(model: SpikeModel) -> Record:
     offsets, row = np.zeros(len(LAYER_SITES), np.int64), 0
     for index, site in enumerate(LAYER_SITES):
         offsets[index] = row
-        row += 0 if site == "a" else (f_pad if site == "f" else d_pad)
+        row += padded(shape.site_size(site, 0)) if site != "a" and site in shape.layer_sites else 0
     row += WORD  # whole words of masks are read, also at the end
     thresholds = np.full((len(model.layers), row), MEMBRANE_MAX + 1, np.int32)
     biases = np.zeros((len(model.layers), row), np.int32)
-    gains = np.zeros((len(model.layers), 2, d_pad), np.int32)
+    shifts = np.zeros((len(model.layers), len(LAYER_SITES)), np.int64)
+    current = shape.residual_write == "current"
+    writes = np.zeros((len(model.layers), 2, d_pad), np.int32)
+    write_shifts = np.zeros_like(writes)
     for index, layer in enumerate(model.layers):
-        for place, site in zip(offsets.tolist(), LAYER_SITES, strict=True):
-            values = layer.sites[site]
+        for site, values in layer.sites.items():
+            column = LAYER_SITES.index(site)
+            shifts[index, column] = values.shift
             if site != "a":
-                thresholds[index, place : place + values.threshold.size] = _reachable(values.threshold)
-                biases[index, place : place + values.bias.size] = values.bias
-        gains[index, 0, :d], gains[index, 1, :d] = layer.gain_o, layer.gain_y
+                place = slice(offsets[column], offsets[column] + values.threshold.size)
+                thresholds[index, place], biases[index, place] = _reachable(values.threshold), values.bias
+        for half, name in enumerate("oy"):
+            writes[index, half, :d] = getattr(layer, f"bias_{name}" if current else f"gain_{name}")
+            if current:
+                write_shifts[index, half, :d] = getattr(layer, f"shift_{name}")
+    map_biases, distances = _map_biases(model)
     embed_threshold, embed_bias = np.full(d_pad, MEMBRANE_MAX + 1, np.int32), np.zeros(d_pad, np.int32)
     embed_threshold[:d] = _reachable(model.embed_site.threshold)
     embed_bias[:d] = model.embed_site.bias
     head, table = model.head, model.embedding.table
     head_rows = table.T if head.project_out is None else head.project_out
     gamma = np.ones(d, np.int32) if head.gamma is None else head.gamma.astype(np.int32)
+    two_products = head.gamma is None
+    width = shape.word_embed_proj_dim if two_products else shape.vocab_size
+    identity = two_products and not shape.factorised  # in front of the 14-bit integers
     none = np.zeros(0)
     return Record(
         PLAN,
@@ -185,9 +228,14 @@ def build_plan(model: SpikeModel) -> Record:
         blocks=padded(shape.max_position_embeddings, WORD) // WORD,
         vocab=shape.vocab_size,
         vocab_pad=padded(shape.vocab_size),
-        head_width=head_rows.shape[1],
-        head_width_pad=padded(head_rows.shape[1]),
+        head_width=width,
+        head_width_pad=padded(width),
         factorised=int(shape.factorised),
+        two_products=int(two_products),
+        current_write=int(current),
+        residual_readout=int(shape.readout == "residual"),
+        unit=readout_unit(model),
+        distances=distances,
         decay=int(model.decay),
         row=row,
         embed_shift=model.embed_site.shift,
@@ -197,20 +245,36 @@ def build_plan(model: SpikeModel) -> Record:
         kept=[getattr(layer, w) for layer in model.layers for w in WEIGHTS],
         thresholds=thresholds,
         biases=biases,
-        shifts=np.array([[layer.sites[site].shift for site in LAYER_SITES] for layer in model.layers], np.int64),
+        shifts=shifts,
         map_thresholds=np.stack([_reachable(layer.sites["a"].threshold) for layer in model.layers]),
-        gains=gains,
+        map_biases=map_biases,
+        writes=writes,
+        write_shifts=write_shifts,
         embed_threshold=embed_threshold,
         embed_bias=embed_bias,
         head_rows=head_rows,
         table=table,
         gamma=gamma,
-        head_sums=_pad_floats(_head_sums(head_rows, gamma)),
+        head_sums=_pad_floats(np.ones(width) if identity else _head_sums(head_rows, gamma)),
         row_scale=_pad_floats(head.row_scale),
         bias=_pad_floats(head.bias),
         out_scale=none if head.out_scale is None else _pad_floats(head.out_scale),
         out_bias=none if head.out_bias is None else _pad_floats(head.out_bias),
     )
+
+
+def _map_biases(model: SpikeModel) -> tuple[Array, int]:
+    """The attention's biases as `attend_biased` reads them, and how many distances they tell apart; 0: none is set."""
+    sites = [layer.sites["a"].bias.reshape(model.shape.num_attention_heads, -1) for layer in model.layers]
+    if not any(bias.any() for bias in sites):
+        return np.zeros(0, np.int32), 0
+    distances = max(bias.shape[1] for bias in sites)
+    table = np.zeros((len(sites), model.shape.num_attention_heads, 2 * LANES + WORD + distances), np.int32)
+    for rows, bias in zip(table, sites, strict=True):
+        far = LANES + distances - bias.shape[1]
+        rows[:, :far] = bias[:, -1:]
+        rows[:, far : LANES + distances] = bias[:, ::-1]
+    return table, distances
 
 
 def check_model(model: SpikeModel) -> None:
@@ -248,27 +312,39 @@ def _check_ranges(model: SpikeModel) -> None:
     """Refuse a model whose sums could leave 32 bits; nothing that fits the hardware comes near."""
     shape, embedding = model.shape, model.embedding
     inner = 128 * (128 * shape.word_embed_proj_dim if shape.factorised else 1)
-    factor = int(np.abs(embedding.row_scale.astype(np.int64)).max()) * int(
-        np.abs(embedding.channel_gain.astype(np.int64)).max()
-    )
-    residual = (inner * factor >> embedding.shift) + 1 + int(np.abs(embedding.position.astype(np.int64)).max(initial=0))
+    factor = _largest(embedding.row_scale) * _largest(embedding.channel_gain)
+    residual = (inner * factor >> embedding.shift) + 1 + _largest(embedding.position)
     _check_site("embed", model.embed_site, residual)
-    inputs = {"f": shape.hidden_size, "y": shape.ffn_dim}
     for index, layer in enumerate(model.layers):
         where = f"layer {index} site "
-        for site in ("q", "k", "v", "o", "f", "y"):
-            _check_site(where + site, layer.sites[site], 128 * inputs.get(site, shape.hidden_size))
+        for connection in projections(shape):
+            if connection.target in layer.sites:
+                assert connection.fan_in is not None
+                _check_site(where + connection.target, layer.sites[connection.target], 128 * connection.fan_in)
         _check_site(where + "a", layer.sites["a"], shape.head_dim)
-        if layer.sites["a"].bias.any():
-            raise InputError(f"{where}a: the attention map has no bias; this model sets one")
         _check_site(where + "r", layer.sites["r"], shape.max_position_embeddings)
-        for site, gain in (("x", layer.gain_o), ("h", layer.gain_y)):
-            residual += int(np.abs(gain.astype(np.int64)).max(initial=0))
+        for site, write in (("x", "o"), ("h", "y")):
+            residual += _largest_write(layer, write)
             _check_site(where + site, layer.sites[site], residual)
 
 
+def _largest_write(layer: Layer, write: str) -> int:
+    """What one sublayer can add to the residual stream at most."""
+    gain, bias, shift = (getattr(layer, f"{name}_{write}") for name in ("gain", "bias", "shift"))
+    if gain is not None:
+        return _largest(gain)
+    weights = layer.w_o if write == "o" else layer.w_2
+    raised = weights.clip(0).sum(0, dtype=np.int64)  # every positive weight of a neuron, and none of the others
+    most = np.maximum(raised, raised - weights.sum(0, dtype=np.int64))
+    return _largest(most << shift) + _largest(bias)
+
+
+def _largest(values: Array) -> int:
+    return int(np.abs(values.astype(np.int64)).max(initial=0))
+
+
 def _check_site(where: str, site: Site, current: int) -> None:
-    bias = int(np.abs(site.bias.astype(np.int64)).max(initial=0))
+    bias = _largest(site.bias)
     low = int(site.threshold.min(initial=0))
     if (current << site.shift) > CURRENT_LIMIT or bias > CURRENT_LIMIT or low < -THRESHOLD_LIMIT:
         raise InputError(
@@ -332,8 +408,8 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
         saturations=np.zeros(counters, np.int64),
         additions=np.zeros((threads, lanes, layers, 2, steps), np.int64),
         active=np.zeros((threads, lanes, layers, kernel_base.NUM_DRIVERS), np.int64),
-        counts=np.zeros((lanes, plan.hidden), np.int32),
+        counts=np.zeros((lanes, plan.hidden), np.int64),
         head_active=np.zeros(lanes, np.int64),
-        narrow=np.zeros((lanes, plan.head_width_pad if plan.factorised else 0)),
+        narrow=np.zeros((lanes, plan.head_width_pad if plan.two_products else 0)),
         barrier=np.zeros(16, np.int64),
     )

@@ -24,7 +24,6 @@ STEP_GROUP = 4  # steps whose accumulators are updated in one pass over a row
 SEGMENT_ROWS = 256  # rows whose int8 sum always fits int16: 256 * -128 = -2**15
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-Codegen = Callable[..., Any]
 
 
 def _primitive(build: Callable[..., Any], num_args: int, result: Any = types.void) -> Any:
@@ -280,20 +279,34 @@ def make_move_sums(paired: bool) -> Any:
 move_sums, move_pairs = make_move_sums(False), make_move_sums(MULTIPLY_ADD)
 
 
+def _add_scaled(b: Any, row: Any, factor: Any, columns: Any, wide: Any) -> None:
+    large = ir.VectorType(I64, LANES)
+    scale = _splat(b, factor, LANES)
+    loop = _Loop(b, columns, LANES, [])
+    weights = b.sext(_load(b, b.add(row, loop.index), ir.VectorType(I8, LANES)), large)
+    target = b.add(wide, b.mul(loop.index, _int(8)))
+    _store(b, b.add(_load(b, target, large, 8), b.mul(weights, scale)), target, 8)
+    loop.close([])
+
+
+# add_scaled(int8 row, factor, columns, int64 wide): wide += factor * row, for factors of any size
+add_scaled = _primitive(_add_scaled, 4)
+
+
 def _centre(b: Any, wide: Any, sums: Any, norm: Any, columns: Any, out: Any) -> None:
     real = ir.DoubleType()
     vector = ir.VectorType(real, LANES)
-    steps, mu, inverse = (_splat(b, _load(b, b.add(norm, _int(8 * k)), real, 8), LANES) for k in range(3))
+    unit, mu, inverse = (_splat(b, _load(b, b.add(norm, _int(8 * k)), real, 8), LANES) for k in range(3))
     loop = _Loop(b, columns, LANES, [])
     offset = b.mul(loop.index, _int(8))
     total = b.sitofp(_load(b, b.add(wide, offset), ir.VectorType(I64, LANES), 8), vector)
-    shifted = b.fsub(b.fdiv(total, steps), b.fmul(mu, _load(b, b.add(sums, offset), vector, 8)))
+    shifted = b.fsub(b.fdiv(total, unit), b.fmul(mu, _load(b, b.add(sums, offset), vector, 8)))
     _store(b, b.fmul(shifted, inverse), b.add(out, offset), 8)
     loop.close([])
 
 
-# centre(int64 wide, float64 sums, float64 (T_s, mu, inverse), columns, float64 out):
-# out = (wide / T_s - mu * sums) * inverse, rounded after every operation as numpy does
+# centre(int64 wide, float64 sums, float64 (unit, mu, inverse), columns, float64 out):
+# out = (wide / unit - mu * sums) * inverse, rounded after every operation as numpy does
 centre = _primitive(_centre, 5)
 
 
@@ -415,6 +428,28 @@ def _add_gains(b: Any, residual: Any, step_stride: Any, masks: Any, gains: Any, 
 add_gains = _primitive(_add_gains, 6)
 
 
+def _add_currents(
+    b: Any, residual: Any, residual_stride: Any, currents: Any, current_stride: Any, shifts: Any, biases: Any,
+    columns: Any, num_steps: Any,
+) -> None:  # fmt: skip
+    vector = ir.VectorType(I32, LANES)
+    loop = _Loop(b, columns, LANES, [])
+    offset = b.mul(loop.index, _int(4))
+    shift, bias = _load(b, b.add(shifts, offset), vector, 4), _load(b, b.add(biases, offset), vector, 4)
+    steps = _Loop(b, num_steps, 1, [])
+    current = _load(b, b.add(b.add(currents, offset), b.mul(steps.index, current_stride)), vector, 4)
+    address = b.add(b.add(residual, offset), b.mul(steps.index, residual_stride))
+    written = b.add(b.shl(current, shift), bias)
+    _store(b, b.add(_load(b, address, vector, 4), written), address, 4)
+    steps.close([])
+    loop.close([])
+
+
+# add_currents(int32 residual [T_s, .], bytes between steps, int32 currents [T_s, .], bytes between steps, int32 shifts,
+#              int32 biases, columns, T_s): residual += (currents << shifts) + biases
+add_currents = _primitive(_add_currents, 8)
+
+
 # --- attention on packed spikes -------------------------------------------------------------------------------------
 
 
@@ -429,45 +464,57 @@ def _pack_word(b: Any, masks: Any, step: Any) -> Any:
 pack_word = _primitive(_pack_word, 2, types.int64)
 
 
-def _attend(
-    b: Any, keys: Any, step_bytes: Any, word_bytes: Any, num_words: Any, queries: Any, num_steps: Any, threshold: Any,
-    shift: Any, decay: Any, context: Any, chosen: Any, chosen_bytes: Any, coincidences: Any, spikes: Any,
-    saturations: Any,
-) -> None:  # fmt: skip
-    vector, words, bits = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES), ir.IntType(LANES)
-    zero, iota = ir.Constant(vector, None), ir.Constant(vector, list(range(LANES)))
-    factor = _decay_factor(b, decay, LANES)
-    shifts, level = _splat(b, b.trunc(shift, I32), LANES), _splat(b, b.trunc(threshold, I32), LANES)
-    whole = b.and_(b.add(context, _int(WORD - 1)), _int(-WORD))  # the last word is written to its end
-    loop = _Loop(b, whole, LANES, [])
-    real = b.icmp_signed("<", iota, _splat(b, b.trunc(b.sub(context, loop.index), I32), LANES))
-    first = b.add(keys, b.mul(loop.index, _int(8)))
-    out = b.add(chosen, b.udiv(loop.index, _int(8)))
-    steps = _Loop(b, num_steps, 1, [zero, zero])
-    membrane, reset = steps.carried
-    start = b.add(first, b.mul(steps.index, step_bytes))
-    query = b.add(queries, b.mul(b.mul(steps.index, num_words), _int(8)))
-    inner = _Loop(b, num_words, 1, [zero])
-    mask = _splat(b, _load(b, b.add(query, b.mul(inner.index, _int(8))), I64, 8), LANES)
-    both = b.and_(_load(b, b.add(start, b.mul(inner.index, word_bytes)), words, 8), mask)
-    (counts,) = inner.close([b.add(inner.carried[0], b.trunc(_popcount(b, both), vector))])
-    wide = b.sub(b.add(_decayed(b, membrane, factor, LANES), b.shl(counts, shifts)), reset)
-    membrane, saturated = _clipped(b, wide, LANES)
-    fired = b.and_(b.icmp_signed(">=", membrane, level), real)
-    found = b.add(coincidences, b.mul(steps.index, _int(4 * LANES)))
-    _store(b, b.add(_load(b, found, vector, 4), b.select(real, counts, zero)), found, 4)
-    _count_bits(b, fired, b.add(spikes, b.mul(steps.index, _int(8))))
-    _count_bits(b, b.and_(saturated, real), b.add(saturations, b.mul(steps.index, _int(8))))
-    _store(b, b.bitcast(fired, bits), b.add(out, b.mul(steps.index, chosen_bytes)), 2)
-    steps.close([membrane, b.select(fired, level, zero)])
-    loop.close([])
+def _make_attend(biased: bool) -> Any:
+    def build(
+        b: Any, keys: Any, step_bytes: Any, word_bytes: Any, num_words: Any, queries: Any, num_steps: Any,
+        threshold: Any, shift: Any, decay: Any, context: Any, chosen: Any, chosen_bytes: Any, coincidences: Any,
+        spikes: Any, saturations: Any, biases: Any, distances: Any,
+    ) -> None:  # fmt: skip
+        vector, words, bits = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES), ir.IntType(LANES)
+        zero, iota = ir.Constant(vector, None), ir.Constant(vector, list(range(LANES)))
+        factor = _decay_factor(b, decay, LANES)
+        shifts, level = _splat(b, b.trunc(shift, I32), LANES), _splat(b, b.trunc(threshold, I32), LANES)
+        whole = b.and_(b.add(context, _int(WORD - 1)), _int(-WORD))  # the last word is written to its end
+        nearest = b.sub(b.add(distances, _int(LANES)), context)  # place in `biases` of position 0
+        loop = _Loop(b, whole, LANES, [])
+        if biased:
+            place = b.add(nearest, loop.index)
+            place = b.select(b.icmp_signed("<", place, _int(0)), _int(0), place)
+            bias = _load(b, b.add(biases, b.mul(place, _int(4))), vector, 4)
+        real = b.icmp_signed("<", iota, _splat(b, b.trunc(b.sub(context, loop.index), I32), LANES))
+        first = b.add(keys, b.mul(loop.index, _int(8)))
+        out = b.add(chosen, b.udiv(loop.index, _int(8)))
+        steps = _Loop(b, num_steps, 1, [zero, zero])
+        membrane, reset = steps.carried
+        start = b.add(first, b.mul(steps.index, step_bytes))
+        query = b.add(queries, b.mul(b.mul(steps.index, num_words), _int(8)))
+        inner = _Loop(b, num_words, 1, [zero])
+        mask = _splat(b, _load(b, b.add(query, b.mul(inner.index, _int(8))), I64, 8), LANES)
+        both = b.and_(_load(b, b.add(start, b.mul(inner.index, word_bytes)), words, 8), mask)
+        (counts,) = inner.close([b.add(inner.carried[0], b.trunc(_popcount(b, both), vector))])
+        wide = b.sub(b.add(_decayed(b, membrane, factor, LANES), b.shl(counts, shifts)), reset)
+        if biased:
+            wide = b.add(wide, bias)
+        membrane, saturated = _clipped(b, wide, LANES)
+        fired = b.and_(b.icmp_signed(">=", membrane, level), real)
+        found = b.add(coincidences, b.mul(steps.index, _int(4 * LANES)))
+        _store(b, b.add(_load(b, found, vector, 4), b.select(real, counts, zero)), found, 4)
+        _count_bits(b, fired, b.add(spikes, b.mul(steps.index, _int(8))))
+        _count_bits(b, b.and_(saturated, real), b.add(saturations, b.mul(steps.index, _int(8))))
+        _store(b, b.bitcast(fired, bits), b.add(out, b.mul(steps.index, chosen_bytes)), 2)
+        steps.close([membrane, b.select(fired, level, zero)])
+        loop.close([])
+
+    return _primitive(build, 17)
 
 
-# attend(keys, bytes between steps of a key, bytes between its words, words per key, query words [T_s, words], T_s,
-#        threshold, shift, decay, context, uint64 spikes out [T_s, .], bytes between its steps,
-#        int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s])
-# Attention neurons of all positions below `context`: counts = popcount(query & key), then the integer neuron.
-attend_keys = _primitive(_attend, 15)
+# attend_keys(keys, bytes between steps of a key, bytes between its words, words per key, query words [T_s, words], T_s,
+#             threshold, shift, decay, context, uint64 spikes out [T_s, .], bytes between its steps,
+#             int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s], int32 biases, distances)
+# Attention neurons of all positions below `context`: counts = popcount(query & key), then the integer neuron. Every
+# pair is updated, with or without a coincidence, so a bias may fire it. attend_biased adds the distance bias:
+# biases[LANES + distances - 1 - (i - j)] for the pair (i, j), and the first LANES entries for every larger distance.
+attend_keys, attend_biased = _make_attend(False), _make_attend(True)
 
 
 def _sum_values(b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any) -> None:

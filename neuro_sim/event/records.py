@@ -16,19 +16,23 @@ def _record(fields: str) -> np.dtype[Any]:
 # neurons; `offsets` says where a site starts in it.
 PLAN = _record("""
     layers steps hidden hidden_pad ffn ffn_pad heads head_dim head_pad key_words blocks vocab vocab_pad
-    head_width head_width_pad factorised decay row embed_shift epsilon!
-    offsets weights thresholds biases shifts map_thresholds gains embed_threshold embed_bias
+    head_width head_width_pad factorised two_products current_write residual_readout unit distances decay row
+    embed_shift epsilon!
+    offsets weights thresholds biases shifts map_thresholds map_biases writes write_shifts embed_threshold embed_bias
     head_rows table gamma head_sums row_scale bias out_scale out_bias
 """)
 # offsets         int64 [10]
 # weights         int64 [layers, 4]: addresses of int8 [in, out_pad]; Q, K and V are one matrix
 # thresholds      int32 [layers, row]            biases       int32 [layers, row]
-# shifts          int64 [layers, 10]             gains        int32 [layers, 2, hidden_pad]
+# shifts          int64 [layers, 10]
 # map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]
+# map_biases      int32 [layers, heads, LANES + distances + LANES + WORD], farthest first; distances 0: not read
+# writes          int32 [layers, 2, hidden_pad]: gains of a spike write, biases of a current write
+# write_shifts    int32 [layers, 2, hidden_pad] of a current write
 # head_rows       int8 [hidden, head_width_pad]  table        int8 [word_embed_proj_dim, vocab_pad]
-# gamma           int32 [hidden]; ones if factorised
+# gamma           int32 [hidden]; ones without     unit         what the readout's sums are divided by
 # head_sums       float64 [head_width_pad]       row_scale, bias  float64 [vocab_pad]
-# out_scale, out_bias  float64 [head_width_pad] if factorised
+# out_scale, out_bias  float64 [head_width_pad] if the head has two products
 
 WORK = _record("""
     lanes record list_size spare max_runs
@@ -48,7 +52,7 @@ WORK = _record("""
 # saturations  the same                           additions   int64 [threads, lanes, layers, 2, T_s]
 # active       int64 [threads, lanes, layers, 6]
 # Of the head:
-# counts       int32 [lanes, hidden]              head_active int64 [lanes]
+# counts       int64 [lanes, hidden]              head_active int64 [lanes]
 # narrow       float64 [lanes, head_width_pad]    barrier     int64 [16]
 
 LANES_GIVEN = _record("count positions keys values logits_row logits")

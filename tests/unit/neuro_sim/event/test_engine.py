@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder, default_threads
-from neuro_sim.plan import Cache, event_layout
+from neuro_sim.event.engine import EventDecoder, default_threads
+from neuro_sim.event.plan import Cache, event_layout, place_weights
 from spikeopd.contracts import (
     MEMBRANE_MAX,
     Embedding,
@@ -22,6 +23,7 @@ from spikeopd.contracts import (
     SpikeTrace,
     first_difference,
 )
+from spikeopd.contracts.bundle import model_arrays
 from spikeopd.errors import InputError
 
 
@@ -78,6 +80,53 @@ def test_fires_exactly_at_the_threshold() -> None:
     assert trace.sites[0, "x"][0][0, 0] and not trace.sites[0, "h"][0][0, 0]
 
 
+def test_hand_computed_distance_bias() -> None:
+    """No query ever spikes, so only the bias can fire a pair. alpha 0.5, threshold 4; biases by distance 4, 2, 3."""
+    bias = np.array([[4, 2, 3]], np.int32)
+    model = one_neuron_model(a=Site(np.array([4], np.int32), bias, 0), v=constant(1, 1, bias=5), r=constant(1, 1))
+    model = replace(model, shape=replace(model.shape, distances=3))
+    trace, counts = assert_equal(model, [1, 1, 1, 1])
+    # 4 fire; 2+4-4 = 2; 1+4 = 5 fire; 2+4-4 = 2; 1+4 = 5 fire    2; 3; 3; ...    3; 1+3 = 4 fire; 2+3-4 = 1; 3; 4 fire
+    near, never, far = [True, False, True, False, True], [False] * 5, [False, True, False, False, True]
+    last = trace.sites[0, "a"][3]  # keys 0, 1, 2, 3 at distances 3, 2, 1, 0
+    assert last.T.tolist() == [far, far, never, near]
+    assert counts[3].additions["coincidence"].sum() == 0 and counts[3].additions["av"].sum() == 3 + 2 + 2
+
+
+def test_hand_computed_current_write_and_readout() -> None:
+    """Embedding 10; R fires always, its weight 1 is shifted by 3: h = 10 + 8 - 2 = 16, then 16 + (1 << 1) + 5 = 23."""
+    always = constant(1, 1, bias=MEMBRANE_MAX)
+    model = one_neuron_model(r=always, x=constant(1, 16), f=always, h=constant(1, 24))
+    sites = {name: site for name, site in model.layers[0].sites.items() if name not in "oy"}
+    one = np.ones(1, np.uint8)
+    layer = replace(
+        model.layers[0], sites=sites, gain_o=None, gain_y=None, shift_o=3 * one, shift_y=one,
+        bias_o=np.array([-2], np.int32), bias_y=np.array([5], np.int32),
+    )  # fmt: skip
+    shape = replace(model.shape, residual_write="current", readout="residual")
+    # LayerNorm of a single channel is its bias: y = 7, and the two rows of the table give 70 and 0.
+    head = Head(np.ones(2), np.zeros(2), 1e-5, out_scale=np.ones(1), out_bias=np.full(1, 7.0))
+    model = replace(model, shape=shape, layers=(layer,), head=head)
+    trace, counts = assert_equal(model, [0])
+    assert (0, "o") not in trace.sites and "residual" not in counts[0].sops
+    assert trace.sites[0, "x"][0][0, 0]  # exactly at its threshold of 16
+    assert trace.sites[0, "h"][0][:, 0].tolist() == [False, True, False, True, False]  # 23, 34, 16, 31, 14
+    decoder = EventDecoder(model, threads=1)
+    assert decoder.step(0)[0].tolist() == [70.0, 0.0]
+    assert decoder.engine._buffers(1, False).counts.tolist() == [[5 * 23]]
+    assert counts[0].macs == {"embed": 0, "head": 2, "head_active": 2}
+
+
+@pytest.mark.parametrize("width", [None, 12])
+def test_readout_sums_beyond_53_bits(width: int | None) -> None:
+    """Squares of the residual stream that no float64 holds: divided as exactly as Python divides them."""
+    model = random_model(random_shape(heads=8, head_dim=25, num_steps=3, **PLUS, width=width), seed=9)
+    big = np.linspace(-(2**23), 2**23 - 1, 200).astype(np.int32)
+    assert int(((3 * big.astype(np.int64)) ** 2).sum()) > 2**54
+    layer = replace(model.layers[1], bias_y=big)
+    assert_equal(replace(model, layers=(model.layers[0], layer)), list(range(20)))
+
+
 @pytest.mark.parametrize("extreme", [-128, 127])
 def test_sums_of_many_extreme_weights_do_not_overflow(extreme: int) -> None:
     """700 inputs that all spike, all weights at the int8 limit: far outside int16, in several segments."""
@@ -122,9 +171,12 @@ def test_thresholds_beyond_reach_and_below_zero() -> None:
     assert counts[-1].spikes["a"][0].sum() >= 3 * 4  # the head with a negative threshold attends to every key
 
 
-def test_context_over_several_words() -> None:
-    """Positions 63, 64, 65 and 128: the packed cache crosses its word boundaries."""
-    shape = random_shape(heads=1, head_dim=8, layers=1, ffn=8, vocab=12, positions=140, num_steps=2)
+@pytest.mark.parametrize("distances", [0, 1, 16, 17, 100, 200])
+def test_context_over_several_words(distances: int) -> None:
+    """Positions 63, 64, 65 and 128: the packed cache crosses its word boundaries, the distance bias its vectors."""
+    shape = random_shape(
+        heads=1, head_dim=8, layers=1, ffn=8, vocab=12, positions=140, num_steps=2, distances=distances
+    )
     assert_equal(random_model(shape, seed=4, drive=1.5), [i % 12 for i in range(140)], threads=2, block=50)
 
 
@@ -183,34 +235,48 @@ def test_refuses_what_it_cannot_compute_exactly() -> None:
         ("q", {"shift": 25}, "layer 1 site q: currents up to"),
         ("y", {"bias": np.full(16, -(2**30), np.int32)}, "layer 1 site y: .* biases up to 1073741824"),
         ("x", {"threshold": np.full(16, -(2**30), np.int32)}, "layer 1 site x: .* thresholds down to -1073741824"),
-        ("a", {"bias": np.ones(2, np.int32)}, "layer 1 site a: the attention map has no bias"),
+        ("a", {"bias": np.full(2, 2**30, np.int32)}, "layer 1 site a: .* biases up to 1073741824"),
     ):
         sites = dict(model.layers[1].sites)
         sites[site] = replace(sites[site], **wrong)
         broken = replace(model, layers=(model.layers[0], replace(model.layers[1], sites=sites)))
         with pytest.raises(InputError, match=text):
             EventDecoder(broken, threads=1)
+    plus = random_model(random_shape(**PLUS))
+    loud = replace(plus.layers[1], w_2=np.full_like(plus.layers[1].w_2, -128), shift_y=np.full(16, 18, np.uint8))
+    with pytest.raises(InputError, match="layer 1 site h: currents up to 80[0-9]{7}, .*32-bit sums"):
+        EventDecoder(replace(plus, layers=(plus.layers[0], loud)), threads=1)
     with pytest.raises(InputError, match="at least one layer"):
         EventDecoder(replace(model, layers=()), threads=1)
 
 
-def test_layout_moves_weights_once_and_keeps_their_values() -> None:
-    model, same = (
-        random_model(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), seed=8) for _ in range(2)
-    )
-    event_layout(model)
-    q = model.layers[0].w_q
+def test_layout_keeps_values_and_leaves_the_given_model_alone() -> None:
+    model = random_model(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), seed=8)
+    q, table = model.layers[0].w_q, model.embedding.table
+    placed = event_layout(model)
+    assert model.layers[0].w_q is q and q.strides == (18, 1)
+    assert model.embedding.table is table and table.strides == (11, 1)
+    q = placed.layers[0].w_q
     assert q.strides == (3 * 64, 1) and q.ctypes.data % 64 == 0
-    assert model.layers[0].w_v.ctypes.data == q.ctypes.data + 2 * 64
-    assert model.embedding.table.strides == (1, 64)
-    for before, after in zip(same.layers, model.layers, strict=True):
+    assert placed.layers[0].w_v.ctypes.data == q.ctypes.data + 2 * 64
+    assert placed.embedding.table.strides == (1, 64)
+    for old, new in zip(model.layers, placed.layers, strict=True):
         for name in ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2"):
-            assert np.array_equal(getattr(before, name), getattr(after, name))
-    assert np.array_equal(model.embedding.table, same.embedding.table)
-    assert np.array_equal(model.head.project_out, same.head.project_out)
-    table = model.embedding.table
-    event_layout(model)
-    assert model.layers[0].w_q is q and model.embedding.table is table
+            assert np.array_equal(getattr(old, name), getattr(new, name))
+    assert np.array_equal(placed.embedding.table, model.embedding.table)
+    assert np.array_equal(placed.embedding.project_in, model.embedding.project_in)
+    assert np.array_equal(placed.head.project_out, model.head.project_out)
+    again = event_layout(placed)  # what is in place is shared
+    assert again.layers[0].w_q is q and again.embedding.table is placed.embedding.table
+
+
+def test_weights_that_are_handed_over_are_never_in_memory_twice() -> None:
+    model = random_model(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), seed=8)
+    arrays = model_arrays(model)
+    given = {name: weakref.ref(arrays[name]) for name in ("layers.0.w_q", "layers.1.w_2", "embedding.table")}
+    del model
+    place_weights(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), arrays)
+    assert all(reference() is None for reference in given.values())
 
 
 def test_cache_is_one_bit_per_element_and_step() -> None:
