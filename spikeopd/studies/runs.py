@@ -108,7 +108,9 @@ def content_key(run: Run) -> str:
         f"{section}.{name}": value
         for section, entries in config_to_dict(run.config).items()
         for name, value in entries.items()
-        if not table[f"{section}.{name}"].harmless and section != unused and YOUNGER.get(f"{section}.{name}") != value
+        if not table[f"{section}.{name}"].harmless
+        and section != unused
+        and (f"{section}.{name}", value) not in YOUNGER.items()
     }
     values["train.compile"] = False  # once an option: the keys of finished runs stay what they are
     if run.kind == "evaluate":
