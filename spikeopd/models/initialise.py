@@ -86,6 +86,9 @@ def _copy_block(block: BiSpikCLMBlock, layer: nn.Module) -> None:
             )
         mine.weight.copy_(theirs.weight)
         mine.bias.zero_()
+    # A spike of S_O or S_2 adds its signed gain: where that is negative, the row must ask for the opposite.
+    block.out_proj.weight.mul_(block.gain_o.sign()[:, None])
+    block.fc2.weight.mul_(block.gain_y.sign()[:, None])
 
 
 @torch.no_grad()
