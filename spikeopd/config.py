@@ -54,6 +54,25 @@ MODEL_PRESETS: dict[str, dict[str, int]] = {
         "max_position_embeddings": 2048,
     },
 }
+# Options of the student's block (spikeopd/models/bispikclm.py) by its name; the paper's, and the better one.
+BLOCKS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "residual_write": "spike",
+        "readout": "rate",
+        "distances": 0,
+        "neurons": "shared",
+        "normalise": False,
+        "scaled_surrogate": False,
+    },
+    "plus": {
+        "residual_write": "current",
+        "readout": "residual",
+        "distances": 16,
+        "neurons": "own",
+        "normalise": True,
+        "scaled_surrogate": True,
+    },
+}
 METHODS = (
     "spikeopd", "vanilla_opd", "small_lr_opd", "clipped_opd", "continued_spad", "sft", "eopd", "lightning_opd", "oprd",
     "gkd", "reverse_kl",
@@ -66,6 +85,7 @@ COLLAPSE = "paper, RQ2 and Table opd_multiseed"
 ADAM = "PyTorch's default; the paper says Adam and no more"
 NOT_STATED = "not stated by the paper"
 PRESET = "the preset when null"
+BLOCK = "the block when null"
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,19 @@ class ModelConfig:
     grid_bits: int | None = opt(
         14, "weights act in multiples of 2**-grid_bits: exact sums; null is off", at_least=1, at_most=23
     )
+    block: str = opt("paper", "the paper's block, or the better one", "docs/decisions.md", choices=tuple(BLOCKS))
+    residual_write: Literal["spike", "current"] | None = opt(
+        None, "a sublayer adds its spikes times a gain, or its current, to the residual stream", BLOCK
+    )
+    readout: Literal["rate", "residual"] | None = opt(
+        None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK
+    )
+    distances: int | None = opt(None, "distances with a learned current into S_A; 0 is none", BLOCK, at_least=0)
+    neurons: Literal["shared", "own"] | None = opt(
+        None, "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron", BLOCK
+    )
+    normalise: bool | None = opt(None, "a learned gain per neuron on each projection, folded away at the end", BLOCK)
+    scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
         "random", "blocks start random or from the teacher; embeddings and final LayerNorm always from the teacher"
     )
@@ -340,6 +373,8 @@ def _build(values: Mapping[str, Any], problems: list[str], name: str) -> Config:
 def _fill_sizes(model: ModelConfig) -> ModelConfig:
     sizes = MODEL_PRESETS.get(model.preset, {})
     missing: dict[str, Any] = {name: size for name, size in sizes.items() if getattr(model, name) is None}
+    block = BLOCKS.get(model.block, {})
+    missing |= {name: value for name, value in block.items() if getattr(model, name) is None}
     model = replace(model, **missing)
     return model if model.word_embed_proj_dim else replace(model, word_embed_proj_dim=model.hidden_size)
 

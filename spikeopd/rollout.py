@@ -71,12 +71,13 @@ def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -
     """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are."""
     # Counted in float32: bfloat16 stops counting at 256.
     return torch.stack(
-        [sum(recorder.spikes[layer, site].sum(dtype=torch.float32) for site in RATE_SITES[rate_scope])
+        [sum(recorder.spikes[layer, site].sum(dtype=torch.float32)
+             for site in RATE_SITES[rate_scope] if (layer, site) in recorder.spikes)
          for layer in layers]
     )  # fmt: skip
 
 
 def layer_neurons(config, rate_scope: str) -> int:
     """N_l: neurons of one layer that count for its rate."""
-    sites = RATE_SITES[rate_scope]
+    sites = [site for site in RATE_SITES[rate_scope] if site in config.layer_sites]
     return sum(config.ffn_dim if site == "f" else config.hidden_size for site in sites)

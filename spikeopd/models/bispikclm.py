@@ -6,13 +6,23 @@ r"""BiSpikCLM, the spiking student, as Hugging Face classes. Read top to bottom:
                 h = h + g_2 * Y      X = S_H(h)
     logits = LN(mean over steps of X) Tok^T e^s + b
 
+That is the paper's block. Options of the config make the better one (`block: plus` in a recipe):
+
+    residual_write  "current": h = h + R W_O + b, h = h + F W_2 + b; S_O, S_2 and the gains vanish
+    readout         "residual": the head reads LN(mean over steps of h); S_H of the last block drives nothing
+    distances       D > 0: S_A also gets a learned current per head and distance, bias_a[head, min(i - j, D - 1)]
+    neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
+    normalise       a learned gain per neuron on each projection; `folded()` multiplies it into W
+    scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
+
 Every neuron starts from rest at every token, so a token's T_s steps depend on other tokens through attention alone.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -25,14 +35,23 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES
 from spikeopd.errors import InputError
-from spikeopd.models.attention import causal_mask, merge_heads, spiking_attention, split_heads, update_cache
+from spikeopd.models.attention import (
+    causal_mask,
+    coincidences,
+    key_distance,
+    merge_heads,
+    split_heads,
+    update_cache,
+    values,
+)
 from spikeopd.models.neurons import lif, lif_membrane
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
 
 
 class BiSpikCLMConfig(PreTrainedConfig):
-    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi` and `grid_bits`.
+    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi`, `grid_bits` and the options
+    of the block (top of this file), whose defaults are the paper's.
 
     grid_bits: block weights and biases act in multiples of 2**-grid_bits. A sum of such weights over binary spikes is
     exact in float32, hence the same in any order: decoding token by token, padding or splitting a batch cannot flip a
@@ -56,6 +75,12 @@ class BiSpikCLMConfig(PreTrainedConfig):
         threshold: float = 0.7,
         xi: float = 2.0,
         grid_bits: int | None = 14,
+        residual_write: str = "spike",
+        readout: str = "rate",
+        distances: int = 0,
+        neurons: str = "shared",
+        normalise: bool = False,
+        scaled_surrogate: bool = False,
         initializer_range: float = 0.02,
         use_cache: bool = True,
         pad_token_id: int | None = 1,
@@ -76,6 +101,12 @@ class BiSpikCLMConfig(PreTrainedConfig):
         self.threshold = threshold
         self.xi = xi
         self.grid_bits = grid_bits
+        self.residual_write = residual_write
+        self.readout = readout
+        self.distances = distances
+        self.neurons = neurons
+        self.normalise = normalise
+        self.scaled_surrogate = scaled_surrogate
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         if hidden_size % num_attention_heads:
@@ -84,6 +115,13 @@ class BiSpikCLMConfig(PreTrainedConfig):
             )
         if num_steps < 1:
             raise InputError(f"model: num_steps is {num_steps}; a neuron needs at least one step")
+        for name, allowed in (
+            ("residual_write", ("spike", "current")),
+            ("readout", ("rate", "residual")),
+            ("neurons", ("shared", "own")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
         super().__init__(
             pad_token_id=pad_token_id,
             bos_token_id=bos_token_id,
@@ -91,6 +129,11 @@ class BiSpikCLMConfig(PreTrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def layer_sites(self) -> tuple[str, ...]:
+        """The neuron sites of one layer, in the order in which they fire."""
+        return tuple(s for s in LAYER_SITES if self.residual_write == "spike" or s not in ("o", "y"))
 
 
 @dataclass
@@ -142,29 +185,34 @@ class _Snap(torch.autograd.Function):
 
 
 class SpikeLinear(nn.Linear):
-    """A projection of spikes: current = X W^T + b, with W and b on the config's grid."""
+    """A projection of spikes: current = X (g W)^T + b, with g W and b on the config's grid; g is 1 if not normalised."""
 
-    def __init__(self, fan_in: int, fan_out: int, grid_bits: int | None) -> None:
+    def __init__(self, fan_in: int, fan_out: int, grid_bits: int | None, normalise: bool = False) -> None:
         super().__init__(fan_in, fan_out)
         self.grid_bits = grid_bits
+        self.gain = nn.Parameter(torch.empty(fan_out)) if normalise else None
         self.keep_snapped = True
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
     def on_grid(self) -> tuple[Tensor, Tensor]:
         """Weight and bias as they act. Without gradient they are kept until a parameter changes."""
-        if self.grid_bits is None:
-            return self.weight, self.bias
         if torch.is_grad_enabled() and self.weight.requires_grad:
             self._snapped = None
-            return _Snap.apply(self.weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
-        key = (self.weight.data_ptr(), self.weight._version, self.bias._version, self.weight.dtype)
+            return self._act()
+        key = (self.weight.data_ptr(), self.weight.dtype, *(parameter._version for parameter in self.parameters()))
         if self._snapped is None or self._snapped[0] != key:
             with torch.no_grad():
-                pair = _Snap.apply(self.weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
+                pair = self._act()
             if not self.keep_snapped:
                 return pair
             self._snapped = (key, *pair)
         return self._snapped[1:]
+
+    def _act(self) -> tuple[Tensor, Tensor]:
+        weight = self.weight if self.gain is None else self.gain[:, None] * self.weight
+        if self.grid_bits is None:
+            return weight, self.bias
+        return _Snap.apply(weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.on_grid()
@@ -177,19 +225,39 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     def __init__(self, config: BiSpikCLMConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
-        d, ffn, heads, bits = config.hidden_size, config.ffn_dim, config.num_attention_heads, config.grid_bits
-        self.q_proj = SpikeLinear(d, d, bits)
-        self.k_proj = SpikeLinear(d, d, bits)
-        self.v_proj = SpikeLinear(d, d, bits)
-        self.out_proj = SpikeLinear(d, d, bits)
-        self.fc1 = SpikeLinear(d, ffn, bits)
-        self.fc2 = SpikeLinear(ffn, d, bits)
-        self.gain_o = nn.Parameter(torch.empty(d))
-        self.gain_y = nn.Parameter(torch.empty(d))
+        d, ffn, heads = config.hidden_size, config.ffn_dim, config.num_attention_heads
+        own, spike_write = config.neurons == "own", config.residual_write == "spike"
+
+        def project(fan_in: int, fan_out: int, normalise: bool = True) -> SpikeLinear:
+            return SpikeLinear(fan_in, fan_out, config.grid_bits, config.normalise and normalise)
+
+        self.q_proj = project(d, d)
+        self.k_proj = project(d, d)
+        self.v_proj = project(d, d)
+        self.out_proj = project(d, d, spike_write)
+        self.fc1 = project(d, ffn)
+        self.fc2 = project(ffn, d, spike_write)
+        if spike_write:
+            self.gain_o = nn.Parameter(torch.empty(d))
+            self.gain_y = nn.Parameter(torch.empty(d))
         # Logarithms, because a threshold must stay positive whatever the optimizer does.
         self.log_threshold_a = nn.Parameter(torch.empty(heads))
-        self.log_threshold_r = nn.Parameter(torch.empty(heads))
+        self.bias_a = nn.Parameter(torch.empty(heads, config.distances)) if config.distances else None
+        self.log_threshold_r = nn.Parameter(torch.empty(d if own else heads))
+        self.bias_r = nn.Parameter(torch.empty(d)) if own else None
+        for site in ("x", "h"):
+            self.register_parameter(f"log_threshold_{site}", nn.Parameter(torch.empty(d)) if own else None)
+            self.register_parameter(f"bias_{site}", nn.Parameter(torch.empty(d)) if own else None)
         self.register_buffer("threshold", torch.tensor([config.threshold]), persistent=False)
+        self.calibrate: Callable[[str, Tensor], None] | None = None  # sees each current before its neurons do
+
+    def neurons(self, site: str) -> tuple[Tensor, Tensor | None]:
+        """(threshold, bias) of a site that no projection feeds: [d], [heads] of `a`, [1] where shared."""
+        log_threshold = getattr(self, f"log_threshold_{site}", None)
+        threshold = self.threshold if log_threshold is None else log_threshold.exp()
+        if site == "r" and self.config.neurons == "shared":
+            threshold = threshold.repeat_interleave(self.config.hidden_size // self.config.num_attention_heads)
+        return threshold, getattr(self, f"bias_{site}", None)
 
     def forward(
         self,
@@ -198,15 +266,28 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         mask: Tensor,
         cache: Cache | None = None,
         wanted: tuple[frozenset[str], frozenset[str]] | None = None,
+        distance: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """(X, h) of the next block, then the spikes and membranes asked for by `wanted`."""
         config = self.config
         alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
-        threshold_a, threshold_r = self.log_threshold_a.exp(), self.log_threshold_r.exp()
 
-        def note(site: str, spikes: Tensor, current: Tensor, threshold: Tensor) -> Tensor:
+        def fire(site: str, current: Tensor) -> Tensor:
+            if self.calibrate is not None:
+                self.calibrate(site, current)
+            threshold, bias = self.neurons(site)
+            if site == "a":
+                threshold = threshold.view(-1, 1, 1)
+                bias = None if bias is None or distance is None else bias[:, distance].movedim(0, -3)
+            if bias is not None:
+                current = current + bias
+            if site == "a":
+                current = current * mask
+            spikes = lif(current, threshold, alpha, xi, config.scaled_surrogate)
+            if site == "a":
+                spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:
                 if site in wanted[0]:
                     kept[site] = spikes
@@ -214,23 +295,18 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
                     membranes[site] = lif_membrane(current.detach(), threshold.detach(), alpha)
             return spikes
 
-        def fire(site: str, current: Tensor) -> Tensor:
-            return note(site, lif(current, self.threshold, alpha, xi), current, self.threshold)
-
         q = split_heads(fire("q", self.q_proj(x)), heads)
         k = split_heads(fire("k", self.k_proj(x)), heads)
         v = split_heads(fire("v", self.v_proj(x)), heads)
         if cache is not None:
             k, v = update_cache(cache, self.index, k, v)
-        a, r, counts, z = spiking_attention(q, k, v, mask, threshold_a, threshold_r, alpha, xi)
-        note("a", a, counts, threshold_a.view(-1, 1, 1))
-        r = merge_heads(r)
-        note("r", r, merge_heads(z), threshold_r.repeat_interleave(config.hidden_size // heads))
-        o = fire("o", self.out_proj(r))
-        h = h + self.gain_o * o
+        a = fire("a", coincidences(q, k))
+        r = fire("r", merge_heads(values(a, v)))
+        written = self.out_proj(r)
+        h = h + (written if config.residual_write == "current" else self.gain_o * fire("o", written))
         f = fire("f", self.fc1(fire("x", h)))
-        y = fire("y", self.fc2(f))
-        h = h + self.gain_y * y
+        written = self.fc2(f)
+        h = h + (written if config.residual_write == "current" else self.gain_y * fire("y", written))
         return fire("h", h), h, kept, membranes
 
 
@@ -246,6 +322,8 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
         if isinstance(module, SpikeLinear):
             nn.init.normal_(module.weight, std=config.threshold / math.sqrt(0.2 * module.in_features))
             nn.init.zeros_(module.bias)
+            if module.gain is not None:
+                nn.init.ones_(module.gain)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
             if module.bias is not None:
@@ -258,16 +336,26 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
         elif isinstance(module, BiSpikCLMBlock):
             head_dim = config.hidden_size // config.num_attention_heads
             # Signs at random: all-positive gains would lift the residual stream, and the firing rate, with depth.
-            for gain in (module.gain_o, module.gain_y):
+            for gain in (module.gain_o, module.gain_y) if config.residual_write == "spike" else ():
                 signs = torch.randint(0, 2, gain.shape, device=gain.device) * 2 - 1
                 hf_init.copy_(gain, signs * config.threshold / 2)
             nn.init.constant_(module.log_threshold_a, math.log(math.sqrt(head_dim) * config.threshold))
             nn.init.constant_(module.log_threshold_r, math.log(2.0))
+            if module.bias_a is not None:
+                hf_init.copy_(module.bias_a, start_distances(*module.bias_a.shape) * math.sqrt(head_dim))
+            if config.neurons == "own":
+                for site in ("x", "h"):
+                    nn.init.constant_(getattr(module, f"log_threshold_{site}"), math.log(config.threshold))
+                for site in ("r", "x", "h"):
+                    nn.init.zeros_(getattr(module, f"bias_{site}"))
             nn.init.constant_(module.threshold, config.threshold)
         elif isinstance(module, BiSpikCLMModel):
             nn.init.constant_(module.embed_gain, config.threshold / config.initializer_range)
             nn.init.zeros_(module.embed_bias)
             nn.init.zeros_(module.logit_scale)
+            if config.neurons == "own":
+                nn.init.constant_(module.log_threshold_embed, math.log(config.threshold))
+                nn.init.zeros_(module.bias_embed)
             nn.init.constant_(module.threshold, config.threshold)
 
 
@@ -284,6 +372,9 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         self.project_out = nn.Linear(d, width, bias=False) if factorised else None
         self.embed_gain = nn.Parameter(torch.empty(d))
         self.embed_bias = nn.Parameter(torch.empty(d))
+        own = config.neurons == "own"
+        self.log_threshold_embed = nn.Parameter(torch.empty(d)) if own else None
+        self.bias_embed = nn.Parameter(torch.empty(d)) if own else None
         self.layers = nn.ModuleList(BiSpikCLMBlock(config, index) for index in range(config.num_hidden_layers))
         self.final_layer_norm = nn.LayerNorm(d)
         self.logit_scale = nn.Parameter(torch.empty(()))  # s: logits are scaled by e^s
@@ -303,6 +394,11 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         if self.project_in is not None:
             tokens = self.project_in(tokens)
         return tokens + self.embed_positions(position_ids + POSITION_OFFSET)
+
+    def neurons(self) -> tuple[Tensor, Tensor | None]:
+        """(threshold, bias) of S_E."""
+        log_threshold = self.log_threshold_embed
+        return (self.threshold if log_threshold is None else log_threshold.exp()), self.bias_embed
 
     def forward(
         self,
@@ -329,23 +425,30 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
             )
         embedded = self.embed(input_ids, position_ids)
         h = (self.embed_gain * embedded + self.embed_bias).expand(config.num_steps, *embedded.shape)
-        x = lif(h, self.threshold, config.alpha, config.xi)
+        threshold, bias = self.neurons()
+        current = h if bias is None else h + bias
+        x = lif(current, threshold, config.alpha, config.xi, config.scaled_surrogate)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)
             recorder.keep(
                 -1,
                 {EMBED_SITE: x} if EMBED_SITE in sites else {},
-                {EMBED_SITE: lif_membrane(h.detach(), self.threshold, config.alpha)}
+                {EMBED_SITE: lif_membrane(current.detach(), threshold.detach(), config.alpha)}
                 if EMBED_SITE in membranes_of
                 else {},
             )
+        distance = (
+            key_distance(attention_mask, length, past + length, config.distances, x.device)
+            if config.distances
+            else None
+        )
         mask = causal_mask(attention_mask, batch, length, past + length, x.device, x.dtype)
         for index, layer in enumerate(self.layers):
             wanted = None if recorder is None else recorder.wanted(index)
-            x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted)
+            x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted, distance)
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
-        features = self.final_layer_norm(x.mean(0))
+        features = self.final_layer_norm((h if config.readout == "residual" else x).mean(0))
         if self.project_out is not None:
             features = self.project_out(features)
         return BaseModelOutputWithPast(
@@ -399,6 +502,32 @@ def _positions(input_ids: Tensor, attention_mask: Tensor | None, past: int) -> T
     if attention_mask is None:
         return torch.arange(past, past + length, device=input_ids.device)[None].expand(input_ids.shape[0], -1)
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+
+
+def start_distances(heads: int, distances: int) -> Tensor:
+    """Where heads look before training, [head, distance] in units of sqrt(d_h): three of four at one of the last three
+    tokens and not at themselves, the fourth anywhere.
+    """
+    bias = torch.zeros(heads, distances)
+    for head in range(heads):
+        if 1 + head % 4 < min(4, distances):
+            bias[head] = -0.5
+            bias[head, 1 + head % 4] = 1.0
+    return bias
+
+
+def folded(student: BiSpikCLMForCausalLM) -> BiSpikCLMForCausalLM:
+    """The same function without training-time normalisation: gains multiplied into the weights, bit for bit."""
+    config = copy.deepcopy(student.config)
+    config.normalise = False
+    plain = BiSpikCLMForCausalLM(config)
+    state = student.state_dict()
+    for name, module in student.named_modules():
+        if isinstance(module, SpikeLinear) and module.gain is not None:
+            state[f"{name}.weight"] = module.gain.detach()[:, None] * module.weight.detach()
+            del state[f"{name}.gain"]
+    plain.load_state_dict(state)
+    return plain.train(student.training)
 
 
 def register() -> None:

@@ -5,6 +5,7 @@ r"""The neuron, defined once (paper Eq. lif), with its reset-aware adjoint (Eq. 
 
 The reset is subtractive, arrives one step late and is not decayed; the comparison is `>=`.
 `lif` runs all steps from rest on `[time, ...]`; `lif_step` is one step, for reading and for checking.
+With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, and a usable gradient where V is far from 1.
 """
 
 from __future__ import annotations
@@ -17,18 +18,24 @@ from spikeopd.models.surrogate import psi, spike
 
 
 def lif_step(
-    current: Tensor, membrane: Tensor, spikes: Tensor, threshold: Tensor | float, alpha: float = 0.9, xi: float = 2.0
+    current: Tensor,
+    membrane: Tensor,
+    spikes: Tensor,
+    threshold: Tensor | float,
+    alpha: float = 0.9,
+    xi: float = 2.0,
+    scaled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One step, differentiable by plain autograd: (membrane, spikes)."""
     membrane = alpha * membrane + current - threshold * spikes
-    return membrane, spike(membrane - threshold, xi)
+    return membrane, spike(membrane / threshold - 1 if scaled else membrane - threshold, xi)
 
 
-def lif(current: Tensor, threshold: Tensor, alpha: float = 0.9, xi: float = 2.0) -> Tensor:
+def lif(current: Tensor, threshold: Tensor, alpha: float = 0.9, xi: float = 2.0, scaled: bool = False) -> Tensor:
     """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned."""
     if not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
         return lif_cpu.spikes(current, threshold.to(current.dtype), alpha)
-    return _LIF.apply(current, threshold, alpha, xi)
+    return _LIF.apply(current, threshold, alpha, xi, scaled)
 
 
 @torch.no_grad()
@@ -58,19 +65,24 @@ def _forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, 
     return membrane, spikes
 
 
-def _backward(grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float) -> tuple[Tensor, Tensor]:
+def _backward(
+    grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool
+) -> tuple[Tensor, Tensor]:
     r"""a[t] = psi_t g[t] + alpha a[t+1],  g[t] = dL/ds[t] - V a[t+1]:  Eq. app_adjoint_recursion, with J in two parts.
 
     dL/dI[t] = a[t];  dL/dV = - sum_t ( psi_t g[t] + a[t] s[t-1] ).
+    Scaled: psi_t = psi(u[t]/V - 1) / V, and psi_t g[t] counts u[t]/V times in dL/dV.
     """
+    scale = 1 / threshold if scaled else torch.ones_like(threshold)
     adjoint = torch.empty_like(membrane)
     threshold_grad = torch.zeros_like(membrane[0])
     following = torch.zeros_like(membrane[0])
     for t in range(membrane.shape[0] - 1, -1, -1):
-        through_spike = psi(membrane[t] - threshold, xi) * (grad[t] - threshold * following)
+        distance = (membrane[t] - threshold) * scale
+        through_spike = psi(distance, xi) * scale * (grad[t] - threshold * following)
         following = through_spike + alpha * following
         adjoint[t] = following
-        threshold_grad -= through_spike
+        threshold_grad -= through_spike * (1 + distance) if scaled else through_spike
         if t:
             threshold_grad -= following * (membrane[t - 1] >= threshold)
     return adjoint, threshold_grad
@@ -80,14 +92,14 @@ class _LIF(torch.autograd.Function):
     """Saves the membranes only: spikes are recomputed from them."""
 
     @staticmethod
-    def forward(ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool) -> Tensor:  # type: ignore[override]
         threshold = threshold.to(current.dtype)
         if lif_cpu.usable(current, threshold):
             membrane, spikes = lif_cpu.forward(current, threshold, alpha)
         else:
             membrane, spikes = _forward(current, threshold, alpha)
         ctx.save_for_backward(membrane, threshold)
-        ctx.alpha, ctx.xi = alpha, xi
+        ctx.alpha, ctx.xi, ctx.scaled = alpha, xi, scaled
         return spikes
 
     @staticmethod
@@ -95,11 +107,13 @@ class _LIF(torch.autograd.Function):
         membrane, threshold = ctx.saved_tensors
         if lif_cpu.usable(membrane, threshold):
             learned = ctx.needs_input_grad[1]
-            adjoint, threshold_grad = lif_cpu.backward(grad, membrane, threshold, ctx.alpha, ctx.xi, learned)
+            adjoint, threshold_grad = lif_cpu.backward(
+                grad, membrane, threshold, ctx.alpha, ctx.xi, learned, ctx.scaled
+            )
         else:
-            adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi)
+            adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
             threshold_grad = wide.sum_to_size(threshold.shape)
-        return adjoint, threshold_grad, None, None
+        return adjoint, threshold_grad, None, None, None
 
 
 NEURONS = {"lif": lif}
