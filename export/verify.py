@@ -62,8 +62,8 @@ def verify_nir(model: SpikeModel, folder: Path, prompt: Sequence[int], manifest:
     """
     import nir
 
-    from export.nir_graph import DT
-    from export.nir_runner import Runner
+    from export.nir.graph import DT
+    from export.nir.runner import Runner
 
     graph = nir.read(folder / "model.nir")
     options = manifest["nir"]

@@ -12,8 +12,8 @@ from random_models import random_model, random_shape
 from small_students import small_student, tokens
 
 from export.bundle_writer import BundleOptions, write_bundle
-from export.nir_graph import DT, build_graph
-from export.nir_runner import Runner
+from export.nir.graph import DT, build_graph
+from export.nir.runner import Runner
 from export.quantize import lower
 from export.reference import TorchReference
 from export.verify import verify_bundle

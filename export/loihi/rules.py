@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from export.loihi import SOURCES, Core, Limits
+from export.loihi.placement import SOURCES, Core, Limits
 from spikeopd.contracts import MEMBRANE_MAX, SpikeModel, projections
 
 
