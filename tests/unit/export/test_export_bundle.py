@@ -118,7 +118,7 @@ def test_schema_2_by_hand(tmp_path):
     graph = nir.read(tmp_path / "b" / "model.nir")
     block = {name.partition("_")[2]: node for name, node in graph.nodes["n00001_block"].nodes.items()}
     assert block["w_o"].weight.dtype == np.int8 and np.array_equal(block["w_o"].weight.T, layer.w_o)
-    assert np.array_equal(block["shift_y"].scale, 2.0 ** layer.shift_y)
+    assert np.array_equal(block["shift_y"].scale, 2.0**layer.shift_y)
     assert views["layers.0.shift_y"]["transform"] == "exponent"
     assert np.array_equal(block["count"].bias, layer.sites["a"].bias[:, 0] / 1024)  # the pair (i, i)
     assert np.array_equal(graph.metadata["distance_bias"]["layer000"], layer.sites["a"].bias)
