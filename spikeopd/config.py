@@ -106,15 +106,21 @@ class ModelConfig:
         14, "weights act in multiples of 2**-grid_bits: exact sums; null is off", at_least=1, at_most=23
     )
     block: str = opt("paper", "the paper's block, or the better one", "docs/decisions.md", choices=tuple(BLOCKS))
-    residual_write: Literal["spike", "current"] | None = opt(
-        None, "a sublayer adds its spikes times a gain, or its current, to the residual stream", BLOCK
+    residual_write: str | None = opt(
+        None,
+        "a sublayer adds its spikes times a gain, or its current, to the residual stream",
+        BLOCK,
+        choices=("spike", "current"),
     )
-    readout: Literal["rate", "residual"] | None = opt(
-        None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK
+    readout: str | None = opt(
+        None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK, choices=("rate", "residual")
     )
     distances: int | None = opt(None, "distances with a learned current into S_A; 0 is none", BLOCK, at_least=0)
-    neurons: Literal["shared", "own"] | None = opt(
-        None, "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron", BLOCK
+    neurons: str | None = opt(
+        None,
+        "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron",
+        BLOCK,
+        choices=("shared", "own"),
     )
     scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
@@ -288,9 +294,14 @@ def load_config(recipe: str | Path = "tiny", overrides: Sequence[str] = ()) -> C
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """A copy with `section.key=value` applied and checked. A new `model.preset` does not undo sizes already set."""
+    """A copy with `section.key=value` applied and checked. A new `model.preset` does not undo sizes already set; a new
+    `model.block` brings its own options.
+    """
     problems: list[str] = []
-    return _build(_flat(config) | _overrides(overrides, problems), problems, "config")
+    values, changes = _flat(config), _overrides(overrides, problems)
+    if "model.block" in changes:
+        values |= {f"model.{name}": None for name in BLOCKS["paper"]}
+    return _build(values | changes, problems, "config")
 
 
 def config_from_dict(values: Mapping[str, Any], name: str = "config") -> Config:
