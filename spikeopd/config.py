@@ -61,7 +61,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "readout": "rate",
         "distances": 0,
         "neurons": "shared",
-        "normalise": False,
         "scaled_surrogate": False,
     },
     "plus": {
@@ -69,7 +68,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "readout": "residual",
         "distances": 16,
         "neurons": "own",
-        "normalise": True,
         "scaled_surrogate": True,
     },
 }
@@ -108,17 +106,22 @@ class ModelConfig:
         14, "weights act in multiples of 2**-grid_bits: exact sums; null is off", at_least=1, at_most=23
     )
     block: str = opt("paper", "the paper's block, or the better one", "docs/decisions.md", choices=tuple(BLOCKS))
-    residual_write: Literal["spike", "current"] | None = opt(
-        None, "a sublayer adds its spikes times a gain, or its current, to the residual stream", BLOCK
+    residual_write: str | None = opt(
+        None,
+        "a sublayer adds its spikes times a gain, or its current, to the residual stream",
+        BLOCK,
+        choices=("spike", "current"),
     )
-    readout: Literal["rate", "residual"] | None = opt(
-        None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK
+    readout: str | None = opt(
+        None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK, choices=("rate", "residual")
     )
     distances: int | None = opt(None, "distances with a learned current into S_A; 0 is none", BLOCK, at_least=0)
-    neurons: Literal["shared", "own"] | None = opt(
-        None, "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron", BLOCK
+    neurons: str | None = opt(
+        None,
+        "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron",
+        BLOCK,
+        choices=("shared", "own"),
     )
-    normalise: bool | None = opt(None, "a learned gain per neuron on each projection, folded away at the end", BLOCK)
     scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
         "random", "blocks start random or from the teacher; embeddings and final LayerNorm always from the teacher"
@@ -185,6 +188,9 @@ class Stage1Config:
     )
     gamma_feat: float = opt(
         0.5, "SFA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
+    )
+    deploy_updates: int = opt(
+        0, "last updates that run the deployable integers' forward pass; Stage 2 then stays in it", at_least=0
     )
     checkpoint_updates: tuple[int, ...] = opt(
         (), "also keep the student after these updates", "1k/2k/4k: initialisation study"
@@ -288,9 +294,14 @@ def load_config(recipe: str | Path = "tiny", overrides: Sequence[str] = ()) -> C
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """A copy with `section.key=value` applied and checked. A new `model.preset` does not undo sizes already set."""
+    """A copy with `section.key=value` applied and checked. A new `model.preset` does not undo sizes already set; a new
+    `model.block` brings its own options.
+    """
     problems: list[str] = []
-    return _build(_flat(config) | _overrides(overrides, problems), problems, "config")
+    values, changes = _flat(config), _overrides(overrides, problems)
+    if "model.block" in changes:
+        values |= {f"model.{name}": None for name in BLOCKS["paper"]}
+    return _build(values | changes, problems, "config")
 
 
 def config_from_dict(values: Mapping[str, Any], name: str = "config") -> Config:
@@ -446,6 +457,21 @@ def _check_checkpoint_updates(config: Config) -> list[str]:
     ]
 
 
+def _check_deploy(config: Config) -> list[str]:
+    model, stage1 = config.model, config.stage1
+    if config.train.stage == "2" or not stage1.deploy_updates:
+        return []
+    found = []
+    if stage1.deploy_updates > stage1.updates:
+        found.append(f"stage1.deploy_updates: {stage1.deploy_updates} exceeds stage1.updates = {stage1.updates}")
+    if model.readout != "residual" or model.word_embed_proj_dim != model.hidden_size:
+        found.append(
+            "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
+            "set deploy_updates=0 or model.block=plus"
+        )
+    return found
+
+
 def _check_stage1_weights(config: Config) -> list[str]:
     stage1 = config.stage1
     if any((stage1.lambda_emb, stage1.lambda_attn, stage1.lambda_feat, stage1.lambda_soft, stage1.lambda_hard)):
@@ -511,6 +537,11 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
         "model.preset model.max_position_embeddings stage2.prompt_length stage2.max_completion_length train.stage",
     ),
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
+    (
+        _check_deploy,
+        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.updates "
+        "stage1.deploy_updates train.stage",
+    ),
     (
         _check_stage1_weights,
         "stage1.lambda_emb stage1.lambda_attn stage1.lambda_feat stage1.lambda_soft stage1.lambda_hard",

@@ -86,6 +86,8 @@ def update_step(setup: Setup, objective: Any, optimizer: torch.optim.Optimizer, 
     rows = options.micro_batch_size * options.gradient_accumulation_steps * accelerator.num_processes
     whole = torch.from_numpy(batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update))
     student = accelerator.unwrap_model(objective).student
+    if options.deploy_updates:  # the last updates train what will be deployed
+        student.config.deploy_precision = "int8" if update >= options.updates - options.deploy_updates else "none"
     sizes = branch_sizes(student.config, TeacherShape.of(setup.teacher.config), rows, length).to(setup.device)
     weights = branch_weights(options).to(setup.device)
     scale = (weights / sizes).float()

@@ -12,18 +12,19 @@ That is the paper's block. Options of the config make the better one (`block: pl
     readout         "residual": the head reads LN(mean over steps of h); S_H of the last block drives nothing
     distances       D > 0: S_A also gets a learned current per head and distance, bias_a[head, min(i - j, D - 1)]
     neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
-    normalise       a learned gain per neuron on each projection; `folded()` multiplies it into W
     scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
+    deploy_precision  "int8": every value on the grid of the deployable integers (models/grid.py), which float32 adds
+                    exactly: the student computes what its exported file computes, spike for spike and bit for bit
 
 Every neuron starts from rest at every token, so a token's T_s steps depend on other tokens through attention alone.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,9 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES
+from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT
 from spikeopd.errors import InputError
+from spikeopd.models import grid
 from spikeopd.models.attention import (
     causal_mask,
     coincidences,
@@ -47,6 +49,7 @@ from spikeopd.models.attention import (
 from spikeopd.models.neurons import lif, lif_membrane
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
+BEHIND = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "f": "fc1", "y": "fc2"}  # site: projection
 
 
 class BiSpikCLMConfig(PreTrainedConfig):
@@ -79,8 +82,8 @@ class BiSpikCLMConfig(PreTrainedConfig):
         readout: str = "rate",
         distances: int = 0,
         neurons: str = "shared",
-        normalise: bool = False,
         scaled_surrogate: bool = False,
+        deploy_precision: str = "none",
         initializer_range: float = 0.02,
         use_cache: bool = True,
         pad_token_id: int | None = 1,
@@ -105,8 +108,8 @@ class BiSpikCLMConfig(PreTrainedConfig):
         self.readout = readout
         self.distances = distances
         self.neurons = neurons
-        self.normalise = normalise
         self.scaled_surrogate = scaled_surrogate
+        self.deploy_precision = deploy_precision
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         if hidden_size % num_attention_heads:
@@ -119,9 +122,14 @@ class BiSpikCLMConfig(PreTrainedConfig):
             ("residual_write", ("spike", "current")),
             ("readout", ("rate", "residual")),
             ("neurons", ("shared", "own")),
+            ("deploy_precision", ("none", "int8")),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
+        if deploy_precision != "none" and (readout != "residual" or self.word_embed_proj_dim != hidden_size):
+            raise InputError(
+                "model: deploy_precision needs readout 'residual' and a token table as wide as the residual stream"
+            )
         super().__init__(
             pad_token_id=pad_token_id,
             bos_token_id=bos_token_id,
@@ -172,25 +180,22 @@ class Recorder:
         return part if value.requires_grad else part.clone()
 
 
-class _Snap(torch.autograd.Function):
-    """Round to the grid; the gradient passes as if nothing had happened."""
+class Neurons(NamedTuple):
+    """What a site's neurons are made of: [n], [heads, 1, 1] of `a`, [1] where shared. `unit`: see neurons.lif."""
 
-    @staticmethod
-    def forward(ctx, weight: Tensor, bits: int) -> Tensor:  # type: ignore[override]
-        return torch.round(weight * 2.0**bits) * 2.0**-bits
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return grad, None
+    threshold: Tensor
+    bias: Tensor | None = None
+    unit: Tensor | None = None
 
 
 class SpikeLinear(nn.Linear):
-    """A projection of spikes: current = X (g W)^T + b, with g W and b on the config's grid; g is 1 if not normalised."""
+    """A projection of spikes: current = X W^T + b, with W and b as they act: on the grid of the config, or on the one of
+    the deployable integers. `writes`: it feeds the residual stream, not neurons.
+    """
 
-    def __init__(self, fan_in: int, fan_out: int, grid_bits: int | None, normalise: bool = False) -> None:
+    def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
         super().__init__(fan_in, fan_out)
-        self.grid_bits = grid_bits
-        self.gain = nn.Parameter(torch.empty(fan_out)) if normalise else None
+        self.config, self.writes = config, writes
         self.keep_snapped = True
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
@@ -199,7 +204,9 @@ class SpikeLinear(nn.Linear):
         if torch.is_grad_enabled() and self.weight.requires_grad:
             self._snapped = None
             return self._act()
-        key = (self.weight.data_ptr(), self.weight.dtype, *(parameter._version for parameter in self.parameters()))
+        config = self.config
+        key = (self.weight.data_ptr(), self.weight.dtype, self.weight._version, self.bias._version, config.grid_bits,
+               config.deploy_precision)  # fmt: skip
         if self._snapped is None or self._snapped[0] != key:
             with torch.no_grad():
                 pair = self._act()
@@ -209,10 +216,26 @@ class SpikeLinear(nn.Linear):
         return self._snapped[1:]
 
     def _act(self) -> tuple[Tensor, Tensor]:
-        weight = self.weight if self.gain is None else self.gain[:, None] * self.weight
-        if self.grid_bits is None:
-            return weight, self.bias
-        return _Snap.apply(weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
+        if self.config.deploy_precision != "none":
+            scale = self.scale()
+            unit = grid.RESIDUAL_UNIT if self.writes else scale / 2**WEIGHT_SHIFT
+            return grid.on_scale(self.weight, scale), grid.on_unit(self.bias, unit)
+        bits = self.config.grid_bits
+        if bits is None:
+            return self.weight, self.bias
+        return grid.snap(self.weight, bits), grid.snap(self.bias, bits)
+
+    def scale(self) -> Tensor:
+        """sigma_n: what one step of neuron n's integer weights is worth. float64 [out], no gradient."""
+        if self.writes:
+            return grid.write_scale(self.weight)
+        return grid.site_scale(self.weight, self.bias, self.config.threshold)
+
+    def neurons(self) -> Neurons:
+        """The neurons behind the projection on the integer grid; their bias is the projection's."""
+        unit = self.scale() / 2**WEIGHT_SHIFT
+        threshold = torch.full_like(self.bias, self.config.threshold, dtype=torch.float64)
+        return Neurons(grid.on_unit(threshold, unit, low=1).to(self.bias.dtype), None, unit)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.on_grid()
@@ -227,16 +250,12 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         self.config, self.index = config, index
         d, ffn, heads = config.hidden_size, config.ffn_dim, config.num_attention_heads
         own, spike_write = config.neurons == "own", config.residual_write == "spike"
-
-        def project(fan_in: int, fan_out: int, normalise: bool = True) -> SpikeLinear:
-            return SpikeLinear(fan_in, fan_out, config.grid_bits, config.normalise and normalise)
-
-        self.q_proj = project(d, d)
-        self.k_proj = project(d, d)
-        self.v_proj = project(d, d)
-        self.out_proj = project(d, d, spike_write)
-        self.fc1 = project(d, ffn)
-        self.fc2 = project(ffn, d, spike_write)
+        self.q_proj = SpikeLinear(d, d, config)
+        self.k_proj = SpikeLinear(d, d, config)
+        self.v_proj = SpikeLinear(d, d, config)
+        self.out_proj = SpikeLinear(d, d, config, writes=not spike_write)
+        self.fc1 = SpikeLinear(d, ffn, config)
+        self.fc2 = SpikeLinear(ffn, d, config, writes=not spike_write)
         if spike_write:
             self.gain_o = nn.Parameter(torch.empty(d))
             self.gain_y = nn.Parameter(torch.empty(d))
@@ -251,13 +270,22 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         self.register_buffer("threshold", torch.tensor([config.threshold]), persistent=False)
         self.calibrate: Callable[[str, Tensor], None] | None = None  # sees each current before its neurons do
 
-    def neurons(self, site: str) -> tuple[Tensor, Tensor | None]:
-        """(threshold, bias) of a site that no projection feeds: [d], [heads] of `a`, [1] where shared."""
-        log_threshold = getattr(self, f"log_threshold_{site}", None)
+    def neurons(self, site: str) -> Neurons:
+        """Threshold, bias and unit of a site's neurons. The bias of a projection is added by the projection."""
+        config, integer = self.config, self.config.deploy_precision != "none"
+        if site in BEHIND:
+            return getattr(self, BEHIND[site]).neurons() if integer else Neurons(self.threshold)
+        log_threshold, bias = getattr(self, f"log_threshold_{site}"), getattr(self, f"bias_{site}")
         threshold = self.threshold if log_threshold is None else log_threshold.exp()
-        if site == "r" and self.config.neurons == "shared":
-            threshold = threshold.repeat_interleave(self.config.hidden_size // self.config.num_attention_heads)
-        return threshold, getattr(self, f"bias_{site}", None)
+        if site == "r" and config.neurons == "shared":
+            threshold = threshold.repeat_interleave(config.hidden_size // config.num_attention_heads)
+        found = place(threshold, bias, grid.COUNT_UNIT if site in ("a", "r") else grid.RESIDUAL_UNIT, integer)
+        return found._replace(threshold=found.threshold.view(-1, 1, 1)) if site == "a" else found
+
+    def gain(self, site: str) -> Tensor:
+        """What a spike of S_O or S_2 adds to the residual stream."""
+        gain = self.gain_o if site == "o" else self.gain_y
+        return gain if self.config.deploy_precision == "none" else grid.on_unit(gain, grid.RESIDUAL_UNIT)
 
     def forward(
         self,
@@ -277,23 +305,25 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         def fire(site: str, current: Tensor) -> Tensor:
             if self.calibrate is not None:
                 self.calibrate(site, current)
-            threshold, bias = self.neurons(site)
-            if site == "a":
-                threshold = threshold.view(-1, 1, 1)
-                bias = None if bias is None or distance is None else bias[:, distance].movedim(0, -3)
+            threshold, bias, unit = self.neurons(site)
+            if site == "a" and bias is not None and distance is not None:
+                bias = bias[:, distance].movedim(0, -3)
             if bias is not None:
                 current = current + bias
             if site == "a":
                 current = current * mask
-            spikes = lif(current, threshold, alpha, xi, config.scaled_surrogate)
+            spikes = lif(current, threshold, alpha, xi, config.scaled_surrogate, unit)
             if site == "a":
                 spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:
                 if site in wanted[0]:
                     kept[site] = spikes
                 if site in wanted[1]:
-                    membranes[site] = lif_membrane(current.detach(), threshold.detach(), alpha)
+                    membranes[site] = lif_membrane(current.detach(), threshold.detach(), alpha, unit)
             return spikes
+
+        def write(h: Tensor, site: str, current: Tensor) -> Tensor:
+            return h + (current if config.residual_write == "current" else self.gain(site) * fire(site, current))
 
         q = split_heads(fire("q", self.q_proj(x)), heads)
         k = split_heads(fire("k", self.k_proj(x)), heads)
@@ -302,11 +332,9 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             k, v = update_cache(cache, self.index, k, v)
         a = fire("a", coincidences(q, k))
         r = fire("r", merge_heads(values(a, v)))
-        written = self.out_proj(r)
-        h = h + (written if config.residual_write == "current" else self.gain_o * fire("o", written))
+        h = write(h, "o", self.out_proj(r))
         f = fire("f", self.fc1(fire("x", h)))
-        written = self.fc2(f)
-        h = h + (written if config.residual_write == "current" else self.gain_y * fire("y", written))
+        h = write(h, "y", self.fc2(f))
         return fire("h", h), h, kept, membranes
 
 
@@ -322,8 +350,6 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
         if isinstance(module, SpikeLinear):
             nn.init.normal_(module.weight, std=config.threshold / math.sqrt(0.2 * module.in_features))
             nn.init.zeros_(module.bias)
-            if module.gain is not None:
-                nn.init.ones_(module.gain)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
             if module.bias is not None:
@@ -395,10 +421,31 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
             tokens = self.project_in(tokens)
         return tokens + self.embed_positions(position_ids + POSITION_OFFSET)
 
-    def neurons(self) -> tuple[Tensor, Tensor | None]:
-        """(threshold, bias) of S_E."""
+    def neurons(self) -> Neurons:
+        """The neurons of S_E."""
         log_threshold = self.log_threshold_embed
-        return (self.threshold if log_threshold is None else log_threshold.exp()), self.bias_embed
+        threshold = self.threshold if log_threshold is None else log_threshold.exp()
+        return place(threshold, self.bias_embed, grid.RESIDUAL_UNIT, self.config.deploy_precision != "none")
+
+    def embedding_current(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """h before the first block, [batch, token, d]: constant over the steps."""
+        current = self.embed_gain * self.embed(input_ids, position_ids) + self.embed_bias
+        if self.config.deploy_precision == "none":
+            return current
+        exact = grid.embedding_current(
+            input_ids, position_ids + POSITION_OFFSET, self.embed_tokens.weight, self.embed_positions.weight,
+            self.embed_gain, self.embed_bias,
+        )  # fmt: skip
+        return grid.straight(exact, current)
+
+    def read(self, x: Tensor, h: Tensor) -> Tensor:
+        """What meets the output table. On the integer grid y / s_y, and the table's side multiplies by e^s."""
+        features = self.final_layer_norm((h if self.config.readout == "residual" else x).mean(0))
+        if self.config.deploy_precision != "none":
+            return grid.straight(grid.head_features(h, self.final_layer_norm), features)
+        if self.project_out is not None:
+            features = self.project_out(features)
+        return features * self.logit_scale.exp()
 
     def forward(
         self,
@@ -423,17 +470,17 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
                 f"sequence of {past + length} tokens is longer than the position table of "
                 f"{config.max_position_embeddings}; shorten the prompt or generate fewer tokens"
             )
-        embedded = self.embed(input_ids, position_ids)
-        h = (self.embed_gain * embedded + self.embed_bias).expand(config.num_steps, *embedded.shape)
-        threshold, bias = self.neurons()
+        start = self.embedding_current(input_ids, position_ids)
+        h = start.expand(config.num_steps, *start.shape)
+        threshold, bias, unit = self.neurons()
         current = h if bias is None else h + bias
-        x = lif(current, threshold, config.alpha, config.xi, config.scaled_surrogate)
+        x = lif(current, threshold, config.alpha, config.xi, config.scaled_surrogate, unit)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)
             recorder.keep(
                 -1,
                 {EMBED_SITE: x} if EMBED_SITE in sites else {},
-                {EMBED_SITE: lif_membrane(current.detach(), threshold.detach(), config.alpha)}
+                {EMBED_SITE: lif_membrane(current.detach(), threshold.detach(), config.alpha, unit)}
                 if EMBED_SITE in membranes_of
                 else {},
             )
@@ -448,13 +495,32 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
             x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted, distance)
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
-        features = self.final_layer_norm((h if config.readout == "residual" else x).mean(0))
-        if self.project_out is not None:
-            features = self.project_out(features)
         return BaseModelOutputWithPast(
-            last_hidden_state=features * self.logit_scale.exp(),
+            last_hidden_state=self.read(x, h),
             past_key_values=past_key_values if use_cache else None,
         )
+
+
+class OutputTable(nn.Linear):
+    """The tied, dense head: features to logits. On the integer grid the table is the embedding's int8 one; outside
+    training the logits are then the exported file's, bit for bit, in float64.
+    """
+
+    def __init__(self, base: BiSpikCLMModel) -> None:
+        super().__init__(base.config.word_embed_proj_dim, base.config.vocab_size)
+        self.base = (base,)  # not a submodule: only e^s is read
+
+    def forward(self, features: Tensor) -> Tensor:
+        (base,) = self.base
+        if base.config.deploy_precision == "none":
+            return super().forward(features)
+        exact = None if self.training else grid.head_logits(features, self.weight, base.logit_scale, self.bias)
+        if exact is not None and not torch.is_grad_enabled():
+            return exact
+        units = grid.row_units(self.weight)
+        table = grid.straight(grid.integer_rows(self.weight, units) * units[:, None], self.weight)
+        smooth = nn.functional.linear(features * base.logit_scale.exp(), table, self.bias)
+        return smooth if exact is None else grid.straight(exact, smooth.double())
 
 
 class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
@@ -465,7 +531,7 @@ class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
     def __init__(self, config: BiSpikCLMConfig) -> None:
         super().__init__(config)
         self.model = BiSpikCLMModel(config)
-        self.lm_head = nn.Linear(config.word_embed_proj_dim, config.vocab_size)
+        self.lm_head = OutputTable(self.model)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -504,6 +570,17 @@ def _positions(input_ids: Tensor, attention_mask: Tensor | None, past: int) -> T
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
 
 
+def place(threshold: Tensor, bias: Tensor | None, unit: float, integer: bool) -> Neurons:
+    """Threshold and bias as they act: on multiples of `unit` if the neurons are integer."""
+    if not integer:
+        return Neurons(threshold, bias)
+    return Neurons(
+        grid.on_unit(threshold, unit, low=1),
+        None if bias is None else grid.on_unit(bias, unit),
+        torch.tensor([unit], dtype=torch.float64, device=threshold.device),
+    )
+
+
 def start_distances(heads: int, distances: int) -> Tensor:
     """Where heads look before training, [head, distance] in units of sqrt(d_h): three of four at one of the last three
     tokens and not at themselves, the fourth anywhere.
@@ -514,20 +591,6 @@ def start_distances(heads: int, distances: int) -> Tensor:
             bias[head] = -0.5
             bias[head, 1 + head % 4] = 1.0
     return bias
-
-
-def folded(student: BiSpikCLMForCausalLM) -> BiSpikCLMForCausalLM:
-    """The same function without training-time normalisation: gains multiplied into the weights, bit for bit."""
-    config = copy.deepcopy(student.config)
-    config.normalise = False
-    plain = BiSpikCLMForCausalLM(config)
-    state = student.state_dict()
-    for name, module in student.named_modules():
-        if isinstance(module, SpikeLinear) and module.gain is not None:
-            state[f"{name}.weight"] = module.gain.detach()[:, None] * module.weight.detach()
-            del state[f"{name}.gain"]
-    plain.load_state_dict(state)
-    return plain.train(student.training)
 
 
 def register() -> None:

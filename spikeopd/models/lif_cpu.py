@@ -15,6 +15,8 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
+
 _ENABLED = os.environ.get("SPIKEOPD_LIF", "auto") != "torch"
 _CHUNK = 2048  # elements a thread works on at a time: five float32 streams of it stay in the first-level cache
 
@@ -64,10 +66,21 @@ def _threads() -> int:
     return threads
 
 
-def forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def forward(
+    current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(membranes, spikes); with `unit`, of the integer neuron."""
     rows, length, repeat = _shape(current, threshold)
     flat = current.contiguous().view(current.shape[0], rows, length)
     membrane, spikes = torch.empty_like(flat), torch.empty_like(flat)
+    if unit is not None:
+        step = _integer_parallel if _threads() > 1 else _integer_rows
+        step(
+            0, rows,
+            flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), unit.reshape(-1).numpy(), repeat,
+            round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS, membrane.numpy(), spikes.numpy(),
+        )  # fmt: skip
+        return membrane.view(current.shape), spikes.view(current.shape)
     kernel = _forward_parallel if _threads() > 1 else _forward_rows
     kernel(
         0, rows,
@@ -148,6 +161,46 @@ def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spik
 def _forward_parallel(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
     for row in prange(first, last):
         _forward_rows(row, row + 1, current, threshold, repeat, alpha, membrane, spikes)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
+    """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it."""
+    steps, _, length = current.shape
+    rest = np.zeros(min(_CHUNK, length), np.float32)
+    zero, one = np.float32(0), np.float32(1)
+    low, high = np.float64(MEMBRANE_MIN), np.float64(MEMBRANE_MAX)
+    for row in range(first, last):
+        for lo in range(0, length, _CHUNK):
+            hi = min(length, lo + _CHUNK)
+            before, fired = rest[: hi - lo], rest[: hi - lo]
+            for t in range(steps):
+                x, u, s = current[t, row, lo:hi], membrane[t, row, lo:hi], spikes[t, row, lo:hi]
+                if repeat == 0:
+                    v, g = threshold[lo:hi], unit[lo:hi]
+                    for i in range(hi - lo):
+                        wide = np.float64(g[i])
+                        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) / wide
+                        value = np.trunc(np.float64(before[i]) / wide * decay) + drive
+                        u[i] = np.float32(min(max(value, low), high) * wide)
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= v[i] else zero
+                else:
+                    w, wide = threshold[row % repeat], np.float64(unit[row % repeat])
+                    inverse = 1 / wide  # a power of two: exact
+                    for i in range(hi - lo):
+                        drive = (np.float64(x[i]) - np.float64(w) * fired[i]) * inverse
+                        value = np.trunc(np.float64(before[i]) * inverse * decay) + drive
+                        u[i] = np.float32(min(max(value, low), high) * wide)
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= w else zero
+                before, fired = u, s
+
+
+@njit(parallel=True, cache=True, nogil=True)
+def _integer_parallel(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
+    for row in prange(first, last):
+        _integer_rows(row, row + 1, current, threshold, unit, repeat, decay, membrane, spikes)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 from spikeopd.models import lif_cpu
 from spikeopd.models.surrogate import psi, spike
 
@@ -31,17 +32,30 @@ def lif_step(
     return membrane, spike(membrane / threshold - 1 if scaled else membrane - threshold, xi)
 
 
-def lif(current: Tensor, threshold: Tensor, alpha: float = 0.9, xi: float = 2.0, scaled: bool = False) -> Tensor:
-    """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned."""
-    if not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
+def lif(
+    current: Tensor,
+    threshold: Tensor,
+    alpha: float = 0.9,
+    xi: float = 2.0,
+    scaled: bool = False,
+    unit: Tensor | None = None,
+) -> Tensor:
+    """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned.
+
+    unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are multiples
+    of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates and the membrane has 24 bits.
+    """
+    if unit is not None:
+        unit = unit.to(current.dtype).expand_as(threshold)
+    elif not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
         return lif_cpu.spikes(current, threshold.to(current.dtype), alpha)
-    return _LIF.apply(current, threshold, alpha, xi, scaled)
+    return _LIF.apply(current, threshold, alpha, xi, scaled, unit)
 
 
 @torch.no_grad()
-def lif_membrane(current: Tensor, threshold: Tensor, alpha: float = 0.9) -> Tensor:
+def lif_membrane(current: Tensor, threshold: Tensor, alpha: float = 0.9, unit: Tensor | None = None) -> Tensor:
     """Membranes u[t] of all steps, for diagnostics; no gradient."""
-    return _forward(current, threshold, alpha)[0]
+    return _forward(current, threshold, alpha, unit)[0]
 
 
 def rate_proxy(x: Tensor, num_steps: int, threshold: float | Tensor, alpha: float = 0.9) -> Tensor:
@@ -55,11 +69,17 @@ def rate_proxy(x: Tensor, num_steps: int, threshold: float | Tensor, alpha: floa
         return total / num_steps
 
 
-def _forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def _forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
     membrane, spikes = torch.empty_like(current), torch.empty_like(current)
     u = s = torch.zeros_like(current[0])
     for t in range(current.shape[0]):
-        u = alpha * u + current[t] - threshold * s
+        if unit is None:
+            u = alpha * u + current[t] - threshold * s
+        else:  # float64 holds every intermediate value exactly
+            wide = unit.double()
+            decayed = (u / wide * (round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS)).trunc() * wide
+            u = (decayed + current[t] - threshold.double() * s) / wide
+            u = (u.clamp(MEMBRANE_MIN, MEMBRANE_MAX) * wide).to(current.dtype)
         s = (u >= threshold).to(current.dtype)
         membrane[t], spikes[t] = u, s
     return membrane, spikes
@@ -92,12 +112,14 @@ class _LIF(torch.autograd.Function):
     """Saves the membranes only: spikes are recomputed from them."""
 
     @staticmethod
-    def forward(ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool, unit: Tensor | None
+    ) -> Tensor:
         threshold = threshold.to(current.dtype)
         if lif_cpu.usable(current, threshold):
-            membrane, spikes = lif_cpu.forward(current, threshold, alpha)
+            membrane, spikes = lif_cpu.forward(current, threshold, alpha, unit)
         else:
-            membrane, spikes = _forward(current, threshold, alpha)
+            membrane, spikes = _forward(current, threshold, alpha, unit)
         ctx.save_for_backward(membrane, threshold)
         ctx.alpha, ctx.xi, ctx.scaled = alpha, xi, scaled
         return spikes
@@ -113,7 +135,7 @@ class _LIF(torch.autograd.Function):
         else:
             adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
             threshold_grad = wide.sum_to_size(threshold.shape)
-        return adjoint, threshold_grad, None, None, None
+        return adjoint, threshold_grad, None, None, None, None
 
 
 NEURONS = {"lif": lif}
