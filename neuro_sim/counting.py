@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, ordered_sites
+from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, connections, ordered_sites
 
 Array = NDArray[Any]
 SiteKey = tuple[int, str]
@@ -49,7 +49,7 @@ class EventCounter:
         for index in range(shape.num_hidden_layers):
             self._count_layer(activity, index, spikes, totals)
         last = spikes[shape.num_hidden_layers - 1, "h"] if shape.num_hidden_layers else spikes[-1, EMBED_SITE]
-        _count_host(activity, model, int(last.any(0).sum()))
+        _count_host(activity, model, int(last.any(0).sum()) if shape.readout == "rate" else shape.hidden_size)
         self.position += 1
         return activity
 
@@ -57,23 +57,15 @@ class EventCounter:
         self, activity: Activity, index: int, spikes: Mapping[SiteKey, Array], totals: Mapping[SiteKey, Array]
     ) -> None:
         shape, layer = self.model.shape, self.model.layers[index]
-        previous: SiteKey = (index - 1, "h") if index else (-1, EMBED_SITE)
-        projections = {
-            "qkv": (previous, (layer.w_q, layer.w_k, layer.w_v)),
-            "output": ((index, "r"), (layer.w_o,)),
-            "ffn_in": ((index, "x"), (layer.w_1,)),
-            "ffn_out": ((index, "f"), (layer.w_2,)),
-        }
-        for component, (driver, weights) in projections.items():
-            fan_out = sum(weight.shape[1] for weight in weights)
-            activity.sops[component][index] = totals[driver] * fan_out
-            activity.additions[component][index] = activity.sops[component][index]
+        for connection in connections(shape):
+            if connection.fan_in is None or connection.fan_out is None:
+                continue  # attention: as many as there are keys, below
+            driver, component = connection.driver_of(index), connection.component
+            events = totals[driver] * connection.fan_out
+            activity.sops[component][index] += events
+            activity.additions[component][index] += events
             rows = int(spikes[driver].any(0).sum())
-            activity.bytes[component] += rows * sum(weight.shape[1] * weight.itemsize for weight in weights)
-        for site, gain in (("o", layer.gain_o), ("y", layer.gain_y)):
-            activity.sops["residual"][index] += totals[index, site]
-            activity.additions["residual"][index] += totals[index, site]
-            activity.bytes["residual"] += int(spikes[index, site].any(0).sum()) * gain.itemsize
+            activity.bytes[component] += rows * connection.fan_out * getattr(layer, connection.name).itemsize
 
         steps, heads, context = shape.num_steps, shape.num_attention_heads, self.position + 1
         q, k, v = (spikes[index, site] for site in "qkv")
@@ -92,7 +84,7 @@ class EventCounter:
 
 
 def _count_host(activity: Activity, model: SpikeModel, active: int) -> None:
-    """Dense work outside the blocks. active: neurons of the last layer that spiked at all."""
+    """Dense work outside the blocks. active: inputs of the head that are not silent for the whole token."""
     shape, table = model.shape, model.embedding.table
     d, width = shape.hidden_size, shape.word_embed_proj_dim
     outputs = width if shape.factorised else shape.vocab_size

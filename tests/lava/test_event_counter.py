@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 from neuro_sim.counting import EventCounter
 from neuro_sim.dense import DenseDecoder
@@ -34,11 +35,14 @@ def assert_counts_agree(model: SpikeModel, sequences: int = 2, tokens: int = 4) 
     num_steps=st.integers(1, 5),
     width=st.sampled_from([None, 5]),
     drive=st.floats(0.2, 4),
+    options=st.sets(st.sampled_from(sorted(PLUS))),
 )
-def test_counts_equal_the_oracles(seed, heads, head_dim, layers, num_steps, width, drive) -> None:
-    shape = random_shape(heads=heads, head_dim=head_dim, layers=layers, ffn=9, num_steps=num_steps, width=width)
+def test_counts_equal_the_oracles(seed, heads, head_dim, layers, num_steps, width, drive, options) -> None:
+    form = {option: PLUS[option] for option in options}
+    shape = random_shape(heads=heads, head_dim=head_dim, layers=layers, ffn=9, num_steps=num_steps, width=width, **form)
     assert_counts_agree(random_model(shape, seed=seed, drive=drive))
 
 
-def test_counts_of_a_float_model() -> None:
-    assert_counts_agree(float_twin(random_model(seed=3)))
+@pytest.mark.parametrize("form", [{}, PLUS])
+def test_counts_of_a_float_model(form: dict) -> None:
+    assert_counts_agree(float_twin(random_model(random_shape(**form), seed=3)))
