@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from spikeopd.errors import BackendMissing, InputError
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
+from spikeopd.sampling import generators, row_generators
 from spikeopd.students import is_student, load_student
 from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -28,6 +32,10 @@ class Model:
     scorer: Scorer
     tokenizer: Tokenizer
     about: dict[str, Any]
+
+    def streams(self, prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
+        """Random numbers of each prompt. A bundle's are those of `spikeopd-run-lava`: both give the same text."""
+        return generators(prompts, seed) if self.about["kind"] == "bundle" else row_generators(seed, len(prompts))
 
 
 def open_model(name: str, *, tokenizer: str | None = None, device: str | None = None, dtype: str = "float32") -> Model:

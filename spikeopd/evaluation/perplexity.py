@@ -11,7 +11,7 @@ least window - stride tokens before it (where the text has them).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from spikeopd import quality
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.evaluation.models import Model
-from spikeopd.evaluation.scoring import Item, Limits, score
+from spikeopd.evaluation.scoring import Item, Limits, Progress, score, shown
 from spikeopd.text.sources import Split, open_source
 from spikeopd.text.tokens import prepare
 
@@ -58,7 +58,7 @@ def perplexity(
     stride: int | None = None,
     max_tokens: int | None = None,
     limits: Limits | None = None,
-    progress: Any = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Perplexity per token and per byte of one part of a text source."""
     scorer = model.scorer
@@ -74,13 +74,8 @@ def perplexity(
     if len(tokens) < len(data.tokens):
         text_bytes = _bytes(model, tokens)
     items = windows(tokens, window, stride)
-    advance: Callable[[int], None] | None = None
-    if progress is None:
-        results = score(scorer, items, limits)
-    else:
-        with progress("perplexity", len(items)) as shown:
-            advance = shown.advance
-            results = score(scorer, items, limits, advance)
+    with shown(progress, "perplexity", len(items)) as advance:
+        results = score(scorer, items, limits, advance)
     nats = -math.fsum(result.total for result in results)
     scored = sum(len(item.targets) for item in items)
     bits = nats / math.log(2) / text_bytes if text_bytes else None

@@ -12,7 +12,6 @@ import pytest
 from evaluation_items import write_items
 
 from spikeopd.evaluation.cli import COMMANDS, PAPER_ROWS, build_parser, main
-from spikeopd.evaluation.generation import choose, uniforms
 from spikeopd.evaluation.models import open_model
 
 torch = pytest.importorskip("torch")
@@ -255,13 +254,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(command, tmp
         code, out, err = run(capsys, command, "tiny", "--output", folder)
         assert code == 2 and out == "" and f"--output {folder}" in err and "cannot be written" in err
         assert err.count("\n") == 1
-
-
-def test_sampling_by_hand():
-    logits = np.log(np.array([0.2, 0.5, 0.3]))
-    assert [choose(logits, u, 1.0) for u in (0.0, 0.19, 0.21, 0.69, 0.71, 0.999)] == [0, 0, 1, 1, 2, 2]
-    assert choose(logits, None, 0.0) == 1
-    assert not np.array_equal(uniforms(0, 0, 4), uniforms(0, 1, 4))
 
 
 def test_help_is_fast_and_ends_with_examples(capsys):
