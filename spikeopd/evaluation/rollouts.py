@@ -13,9 +13,9 @@ from spikeopd.evaluation import paper
 from spikeopd.evaluation.generation import generate, in_batches
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Progress, shown
-from spikeopd.evaluation.zeroshot import align
 from spikeopd.quality import rollout_statistics
 from spikeopd.sampling import LARGEST_SEED, Sampling
+from spikeopd.tables import aligned
 from spikeopd.text.sources import Split, open_source
 from spikeopd.text.tokens import batch, prepare
 
@@ -94,4 +94,4 @@ def table(name: str, result: Mapping[str, Any], rows: Sequence[paper.Row]) -> st
     for row in rows:
         if row.run is not None:
             lines.append([f"paper: {row.method} {row.scale}", f"{row.adj:.2f}", f"{row.dist4:.2f}", f"{row.run:.4f}"])
-    return align(lines)
+    return "\n".join(aligned(lines))

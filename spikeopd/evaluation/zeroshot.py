@@ -15,6 +15,7 @@ from spikeopd.evaluation import paper
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Limits
 from spikeopd.evaluation.tasks import BENCHMARKS, Benchmark, data_files, local_task, packaged_file
+from spikeopd.tables import aligned
 
 METRICS = ("acc", "acc_norm")
 DEFINITIONS = {
@@ -144,17 +145,7 @@ def table(name: str, summary: Mapping[str, Any], rows: Sequence[paper.Row]) -> s
         lines.append(
             [f"paper: {row.method} {row.scale}", *(f"{numbers[task]:.1f}" for task in tasks), f"{mean:.1f}{spread}"]
         )
-    return align([head, *lines])
-
-
-def align(lines: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width: the first to the left, numbers to the right."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                  for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    )  # fmt: skip
+    return "\n".join(aligned([head, *lines]))
 
 
 def _percent(entry: Mapping[str, float | None]) -> str:

@@ -15,7 +15,6 @@ from spikeopd.config import Config, config_to_dict
 from spikeopd.errors import InputError
 from spikeopd.files import write_json, write_text
 from spikeopd.runlog import environment
-from spikeopd.studies import tables
 from spikeopd.studies.definitions import Row, Study, base_of
 from spikeopd.studies.runs import Note, Run, Zeroshot, benchmark_hashes, execute, read_result, stage1_run, stage2_run
 from spikeopd.studies.values import make_table, of_row
@@ -211,10 +210,10 @@ def write(
     table = make_table(request.study, rows, values, notes(request))
     folder = request.folder
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "table.txt", tables.text(table) + "\n")
-    write_text(folder / "table.csv", tables.comma_separated(table))
-    write_text(folder / "table.tex", tables.latex(table))
-    write_text(folder / "table.md", tables.markdown(table) + "\n")
+    write_text(folder / "table.txt", table.text + "\n")
+    write_text(folder / "table.csv", table.csv)
+    write_text(folder / "table.tex", table.latex)
+    write_text(folder / "table.md", table.markdown + "\n")
     drawn = figures.draw(request.study, rows, values, results, folder)
     whole = {
         "schema_version": 1,
@@ -240,7 +239,7 @@ def write(
         "files": sorted({"table.txt", "table.csv", "table.tex", "table.md", *(path.name for path in drawn)}),
     }
     write_json(folder / "result.json", json.loads(json.dumps(whole)))
-    return whole | {"text": tables.text(table)}
+    return whole | {"text": table.text}
 
 
 def _portable(run: Run, result: dict[str, Any]) -> dict[str, Any]:
