@@ -18,14 +18,15 @@ from lm_eval.api.model import TemplateLM
 
 from spikeopd.errors import InputError
 from spikeopd.evaluation.generation import generate
-from spikeopd.evaluation.scoring import Codec, Item, Limits, Progress, Scored, Scorer, make_item, score, shown
+from spikeopd.evaluation.scoring import Codec, Item, Limits, Scored, Scorer, make_item, score
+from spikeopd.reporting import Progress, shown
 from spikeopd.sampling import Sampling, generators
 
 GENERATION_BATCH = 16
 GENERATION_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "seed"}
 
 
-class HarnessLM(TemplateLM):
+class HarnessLM(TemplateLM):  # type: ignore[misc] # the harness has no types
     """`lm_eval.simple_evaluate(model=HarnessLM(scorer, tokenizer), …)`."""
 
     backend = "causal"
@@ -69,18 +70,17 @@ class HarnessLM(TemplateLM):
         return list(self._encode(string, add_special_tokens))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        return super().loglikelihood(requests, disable_tqdm=True)
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return answers
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        items = [make_item(context, continuation, self.max_length) for _, context, continuation in requests]
-        self.truncated += sum(
-            len(context) + len(continuation) > self.max_length + 1 for _, context, continuation in requests
-        )
+        items = [make_item(request[1], request[2], self.max_length) for request in requests]
+        self.truncated += sum(len(request[1]) + len(request[2]) > self.max_length + 1 for request in requests)
         answers = [(result.total, result.greedy) for result in self._score(items, "log-likelihoods")]
-        for (texts, _, _), answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood", texts, answer)
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], answer)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:

@@ -11,7 +11,7 @@ least window - stride tokens before it (where the text has them).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from spikeopd import quality
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.evaluation.models import Model
-from spikeopd.evaluation.scoring import Item, Limits, Progress, score, shown
+from spikeopd.evaluation.scoring import Item, Limits, score
+from spikeopd.reporting import Progress, Report, shown
 from spikeopd.text.sources import Split, open_source
 from spikeopd.text.tokens import prepare
 
@@ -95,6 +96,17 @@ def perplexity(
         "bits_per_byte": bits,
         "byte_perplexity": None if bits is None else 2.0**bits,
     }
+
+
+def describe(model: Model, result: Mapping[str, Any]) -> Report:
+    """What `spikeopd-eval perplexity` writes and prints of a result."""
+    text = (
+        f"{model.name} on {result['source']} ({result['split']}): {result['tokens']} tokens, {result['bytes']} bytes\n"
+        f"perplexity per token  {result['perplexity']:.4f}\n"
+        f"perplexity per byte   {result['byte_perplexity']:.4f}\n"
+        f"bits per byte         {result['bits_per_byte']:.4f}"
+    )
+    return Report({"model": model.name, **model.about, **result, "definitions": DEFINITIONS}, text)
 
 
 def _bytes(model: Model, tokens: NDArray[Any]) -> int:

@@ -12,8 +12,8 @@ from spikeopd.errors import ConfigError
 from spikeopd.evaluation import paper
 from spikeopd.evaluation.generation import generate, in_batches
 from spikeopd.evaluation.models import Model
-from spikeopd.evaluation.scoring import Progress, shown
 from spikeopd.quality import rollout_statistics
+from spikeopd.reporting import Progress, Report, shown
 from spikeopd.sampling import LARGEST_SEED, Sampling
 from spikeopd.tables import aligned
 from spikeopd.text.sources import Split, open_source
@@ -85,6 +85,23 @@ def rollouts(
             for row in range(min(samples, prompts))
         ],
     }
+
+
+def describe(model: Model, result: Mapping[str, Any], beside: str = "none") -> Report:
+    """What `spikeopd-eval rollouts` writes and prints of a result; beside: the paper's rows to show."""
+    rows = paper.rows(beside, {})
+    summary = {
+        "model": model.name,
+        **model.about,
+        **result,
+        "definitions": DEFINITIONS,
+        "paper": {"rows": [row.to_dict() for row in rows]},
+    }
+    samples = [
+        f"\n{number}. … {' '.join(sample['prompt'].split())[-100:]} ⇒ {' '.join(sample['continuation'].split())}"
+        for number, sample in enumerate(result["samples"], start=1)
+    ]
+    return Report(summary, table(model.name, result, rows) + "".join(samples))
 
 
 def table(name: str, result: Mapping[str, Any], rows: Sequence[paper.Row]) -> str:

@@ -8,7 +8,6 @@ of a question), sorts by length, packs batches and hands them to a `Scorer`: the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -21,20 +20,6 @@ from spikeopd.errors import InputError
 Tokens = tuple[int, ...]
 WINDOW = 16  # neighbours among which a shared beginning is looked for: more than any question has choices
 WORTHWHILE = 8  # tokens: below this, a second forward pass costs more than it saves
-
-
-# (what, total) -> a context whose value has advance(count)
-Progress = Callable[[str, int], AbstractContextManager[Any]]
-
-
-@contextmanager
-def shown(progress: Progress | None, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """`with shown(…) as advance`: the progress asked for, or none."""
-    if progress is None:
-        yield lambda count: None
-        return
-    with progress(what, total) as bar:
-        yield bar.advance
 
 
 @dataclass(frozen=True)
