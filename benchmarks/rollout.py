@@ -12,11 +12,11 @@ import torch
 from transformers.utils import logging
 
 from spikeopd.config import load_config
-from spikeopd.data import batch
 from spikeopd.methods import opd, spad
 from spikeopd.methods.loop import make_optimizer
 from spikeopd.methods.setup import build, make_accelerator
 from spikeopd.rollout import rollout, uniforms
+from spikeopd.text.tokens import batch
 
 
 def main() -> None:

@@ -167,7 +167,7 @@ def _tokenizer(words: list[str]) -> int:
     parser.add_argument("--source", default="python-docs")
     parser.add_argument("--vocab-size", type=int, default=1024)
     arguments = parser.parse_args(words)
-    from spikeopd.tokenizer import train_tokenizer
+    from spikeopd.text.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(arguments.source, arguments.vocab_size, arguments.output)
     print(f"{tokenizer.vocab_size} entries in {arguments.output}")

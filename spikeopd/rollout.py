@@ -1,4 +1,4 @@
-"""On-policy generation from the spiking student, and the random numbers it uses.
+"""On-policy generation from the spiking student, and its random numbers as tensors.
 
 A row's tokens depend on (seed, update, row) alone: not on the micro-batch or the rank it is sampled in.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from spikeopd import sampling
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
-
-# Sites of fixed size whose spikes make the firing rate of a layer. The attention map is reported apart.
-RATE_SITES = {"all": ("q", "k", "v", "r", "o", "x", "f", "y", "h"), "output": ("h",)}
+from spikeopd.quality import RATE_SITES, layer_spikes
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,7 @@ class Rollout:
 
 def uniforms(seed: int, update: int, rows: int, length: int) -> Tensor:
     """One number in [0, 1) for each row and position, float64 [rows, length]."""
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed ^ 0x5B1CE, update], dtype=np.uint64)))
-    return torch.from_numpy(generator.random((rows, length)))
+    return torch.from_numpy(sampling.uniforms(seed, update, rows, length))
 
 
 def sample(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
@@ -52,7 +49,7 @@ def rollout(
     The visited states are s_t = (prompt, y_<t): the last prompt token and all but the last sampled one.
     """
     training = student.training
-    student.eval()
+    student.train(False)
     spikes = torch.zeros(len(layers), device=prompts.device)
     tokens, past, sequence = prompts, None, [prompts]
     for t in range(uniform.shape[1]):
@@ -65,19 +62,3 @@ def rollout(
         sequence.append(tokens)
     student.train(training)
     return Rollout(torch.cat(sequence, 1), spikes)
-
-
-def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -> Tensor:
-    """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are."""
-    # Counted in float32: bfloat16 stops counting at 256.
-    return torch.stack(
-        [sum(recorder.spikes[layer, site].sum(dtype=torch.float32)
-             for site in RATE_SITES[rate_scope] if (layer, site) in recorder.spikes)
-         for layer in layers]
-    )  # fmt: skip
-
-
-def layer_neurons(config, rate_scope: str) -> int:
-    """N_l: neurons of one layer that count for its rate."""
-    sites = [site for site in RATE_SITES[rate_scope] if site in config.layer_sites]
-    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in sites)

@@ -12,14 +12,14 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from spikeopd.config import Config, config_difference, load_config, to_yaml
-from spikeopd.data import TokenData, prepare
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.methods import spad
 from spikeopd.methods.baselines import METHODS
 from spikeopd.methods.setup import Setup, build, make_accelerator
 from spikeopd.models.teacher import freeze
 from spikeopd.runlog import RunLog, environment
-from spikeopd.tokenizer import load_tokenizer
+from spikeopd.text.tokenizer import load_tokenizer
+from spikeopd.text.tokens import TokenData, prepare
 
 
 def train(

@@ -12,10 +12,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from spikeopd import checkpoint
+from spikeopd import checkpoint, quality
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import new_directory
-from spikeopd.losses import chunked, forward_kl, hard_token
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.runlog import RunLog
@@ -37,13 +36,7 @@ class Objective(nn.Module):
 
     def token_sums(self, ids: Tensor, teacher: Tensor, teacher_head: nn.Module, chunk: int) -> Tensor:
         """(sum of - log q(next token), sum of KL(teacher || student)) over ids, for validation."""
-        features = self.student.model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-
-        def part(q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
-            logits = self.student.lm_head(q).float()
-            return torch.stack((hard_token(logits, labels), forward_kl(logits, teacher_head(p).float())))
-
-        return chunked(part, chunk, features, teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        return quality.token_sums(self.student, ids, teacher, teacher_head, chunk)
 
 
 def make_optimizer(setup: Setup, objective: Objective, learning_rate: float) -> tuple[Any, torch.optim.Optimizer]:

@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spikeopd import checkpoint
-from spikeopd.data import batch
-from spikeopd.diagnostics.rollouts import CollapseDetector, rollout_statistics
+from spikeopd import checkpoint, quality
 from spikeopd.errors import CheckFailed
 from spikeopd.losses import chunked, forward_kl, reverse_kl, spike_coefficients
 from spikeopd.methods.loop import (
@@ -34,8 +32,10 @@ from spikeopd.methods.loop import (
 from spikeopd.methods.setup import Setup, load_student, validate
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import fingerprint, freeze, output_table, run_teacher
-from spikeopd.rollout import RATE_SITES, Rollout, layer_neurons, layer_spikes, rollout, uniforms
+from spikeopd.quality import RATE_SITES, CollapseDetector, layer_spikes, rate_slots, rollout_statistics
+from spikeopd.rollout import Rollout, rollout, uniforms
 from spikeopd.runlog import RunLog
+from spikeopd.text.tokens import batch
 
 STAGE = "stage2"
 Divergence = Callable[[Tensor, Tensor], Tensor]  # (student logits, teacher logits) -> sum over positions
@@ -102,13 +102,7 @@ class PolicyObjective(Objective):
 
     def teacher_kl(self, sequences: Tensor, teacher: Tensor, teacher_head: nn.Module) -> Tensor:
         """Sum of KL(teacher || student) over the visited prefixes, whatever divergence the method trains with."""
-        k = teacher.shape[1]
-        features = self.student.model(sequences[:, :-1], use_cache=False).last_hidden_state[:, -k:]
-
-        def part(q: Tensor, p: Tensor) -> Tensor:
-            return forward_kl(self.student.lm_head(q).float(), teacher_head(p).float())
-
-        return chunked(part, self.chunk, features.flatten(0, 1), teacher.flatten(0, 1))
+        return quality.visited_kl(self.student, sequences, teacher, teacher_head, self.chunk)
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
@@ -248,7 +242,7 @@ def descend(setup: Setup, objective: Any, reference: BiSpikCLMForCausalLM, parts
     """Steps 4-6 up to the gradient: full-vocabulary sums and the spike loss, divided once, then backward."""
     options, accelerator = setup.config.stage2, setup.accelerator
     positions = options.batch_size * options.max_completion_length
-    slots = positions * reference.config.num_steps * layer_neurons(reference.config, options.rate_scope)
+    slots = rate_slots(reference.config, options.rate_scope, positions)
     layers = monitored(options.spike_layers) if options.spike_coef else ()
     # The rates of the whole batch are known before any backward pass: the rollout has them.
     rates = accelerator.reduce(torch.stack([part.spikes for part in parts]).sum(0), "sum") / slots
@@ -297,19 +291,20 @@ def continuation_statistics(setup: Setup, parts: list[Visited]) -> dict[str, Any
     return rollout_statistics(tokens.numpy()) | samples
 
 
-@torch.no_grad()
 def self_generated(setup: Setup, objective: Any, rows: int = 32) -> dict[str, float]:
     """KL(teacher || student) on the student's own continuations of fixed validation prompts, and their statistics."""
-    options = setup.config.stage2
-    k, head = options.max_completion_length, output_table(setup.teacher)
+    options, head = setup.config.stage2, output_table(setup.teacher)
     prompts = torch.from_numpy(
         batch(setup.validation, batch_size=rows, length=options.prompt_length, seed=0, step=0)
     ).to(setup.device)
-    sampled = objective("rollout", prompts, uniforms(0, 0, rows, k), options.temperature, (), options.rate_scope)
-    teacher = run_teacher(setup.teacher, sampled.sequences[:, :-1], internals=False).features[:, -k:]
-    total = objective("teacher_kl", sampled.sequences, teacher, head).item()
-    stats = rollout_statistics(sampled.sequences[:, -k:].cpu().numpy())
-    return {"self_kl": total / (rows * k), "adj": stats["adj"], "dist4": stats["dist4"], "run": stats["run"]}
+    found, _ = quality.on_own_text(
+        lambda part, uniform: objective("rollout", part, uniform, options.temperature, (), options.rate_scope),
+        lambda sequences, target: objective("teacher_kl", sequences, target, head),
+        setup.teacher,
+        prompts,
+        uniforms(0, 0, rows, options.max_completion_length),
+    )
+    return {name: found[name] for name in ("self_kl", "adj", "dist4", "run")}
 
 
 def roll_back(setup: Setup, log: RunLog, objective: Any, reference: BiSpikCLMForCausalLM, healthy: int) -> int:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM
 
-from spikeopd.data import TokenData, batch, sequential_windows
 from spikeopd.files import new_directory, write_json
 from spikeopd.models.teacher import load_teacher
-from spikeopd.tokenizer import Tokenizer
+from spikeopd.text.tokenizer import Tokenizer
+from spikeopd.text.tokens import TokenData, batch, sequential_windows
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +12,13 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spikeopd import quality, students
 from spikeopd.config import Config, TrainConfig
-from spikeopd.data import TokenData, prepare, sequential_windows
 from spikeopd.errors import InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.teacher import check_pair, check_vocabulary, fingerprint, load_teacher, output_table, run_teacher
-from spikeopd.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.models.teacher import check_pair, check_vocabulary, fingerprint, load_teacher, output_table
+from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.text.tokens import TokenData, prepare, sequential_windows
 
 
 @dataclass
@@ -83,15 +83,8 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
 
 
 def load_student(path: str, config: Config) -> BiSpikCLMForCausalLM:
-    """A trained student from a Hugging Face directory."""
-    if not (Path(path) / "config.json").is_file():
-        raise InputError(f"student {path}: no config.json there; give the `final/` folder of a Stage-1 run")
-    try:
-        student = BiSpikCLMForCausalLM.from_pretrained(path, dtype=torch.float32)
-    except Exception as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"student {path}: cannot be read ({' '.join(str(error).split())[:200]})") from error
+    """A trained student of the configured size."""
+    student = students.load_student(path)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         mine, theirs = getattr(student.config, name), getattr(config.model, name)
         if mine != theirs:
@@ -110,17 +103,12 @@ def cosine_with_warmup(update: int, updates: int, warmup_ratio: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(updates - warmup, 1.0)))
 
 
-@torch.no_grad()
-def validate(setup: Setup, objective: Any, length: int, windows: int = 64, rows: int = 16) -> dict[str, float]:
+def validate(setup: Setup, objective: Any, length: int, windows: int = 64) -> dict[str, float]:
     """Perplexity of the student and KL(teacher || student) per token, on the first windows of the validation text."""
     training = objective.training
     objective.eval()
     head, chunk = output_table(setup.teacher), setup.config.train.kl_chunk_tokens
-    totals, count = torch.zeros(2, dtype=torch.float64), 0
-    whole = torch.from_numpy(sequential_windows(setup.validation, length)[:windows].astype("int64"))
-    for ids in whole.to(setup.device).split(rows):
-        target = run_teacher(setup.teacher, ids, internals=False).features
-        totals += objective("token_sums", ids, target, head, chunk).double().cpu()
-        count += ids[:, 1:].numel()
+    ids = torch.from_numpy(sequential_windows(setup.validation, length)[:windows].astype("int64")).to(setup.device)
+    found = quality.on_text(lambda part, target: objective("token_sums", part, target, head, chunk), setup.teacher, ids)
     objective.train(training)
-    return {"perplexity": math.exp(min(totals[0].item() / count, 50.0)), "teacher_kl": totals[1].item() / count}
+    return found

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from spikeopd.data import batch
 from spikeopd.methods.alignment import BRANCHES, SpADObjective, TeacherShape, branch_sizes, branch_weights
 from spikeopd.methods.loop import finish_update, local_gradients, make_optimizer, run_updates, save_student
 from spikeopd.methods.setup import Setup, cosine_with_warmup, validate
@@ -19,6 +18,7 @@ from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.initialise import build_student, calibrate, start_from_teacher
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.runlog import RunLog
+from spikeopd.text.tokens import batch
 
 STAGE = "stage1"
 CALIBRATION_SEED = 0xCA11B

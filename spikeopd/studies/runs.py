@@ -160,13 +160,13 @@ def _files_hash(folder: Path, patterns: Sequence[str]) -> str:
 def benchmark_hashes(folder: str, tasks: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     from spikeopd.evaluation.tasks import choose, data_files
 
-    files = data_files(Path(folder), choose(tasks), option="--benchmarks")
+    files = data_files(Path(folder), choose(tasks))
     return tuple((name, sha256(path)) for name, path in files.items())
 
 
 @cache
 def source_hash(name: str) -> str:
-    from spikeopd.text import open_source
+    from spikeopd.text.sources import open_source
 
     return open_source(name).fingerprint()
 

@@ -25,7 +25,8 @@ from spikeopd.methods.loop import finish_update
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.rollout import RATE_SITES, layer_spikes, rollout, uniforms
+from spikeopd.quality import RATE_SITES, layer_spikes
+from spikeopd.rollout import rollout, uniforms
 from spikeopd.runlog import RunLog
 
 

@@ -20,7 +20,7 @@ from spikeopd.methods.loop import finish_update, local_gradients
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.rollout import layer_neurons
+from spikeopd.quality import layer_neurons
 from spikeopd.runlog import RunLog
 
 BEHIND_HIDDEN = ("model.final_layer_norm", "model.logit_scale", "model.project_out", "lm_head.bias")

@@ -19,7 +19,7 @@ from spikeopd.methods.baselines import METHODS, clipped_opd, common, continued_s
 from spikeopd.methods.baselines import reverse_kl as reverse
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.rollout import RATE_SITES
+from spikeopd.quality import RATE_SITES
 from spikeopd.runlog import RunLog, read_metrics
 
 

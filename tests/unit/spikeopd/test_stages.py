@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 from training_setup import small_setup
 
-from spikeopd.diagnostics.rollouts import CollapseDetector
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.losses import forward_kl, reverse_kl, spike_loss
 from spikeopd.methods import opd, spad
@@ -17,7 +16,7 @@ from spikeopd.methods.loop import make_optimizer
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import fingerprint, freeze, output_table, run_teacher
-from spikeopd.rollout import RATE_SITES, layer_spikes
+from spikeopd.quality import RATE_SITES, CollapseDetector, layer_spikes
 from spikeopd.runlog import RunLog, read_metrics
 
 

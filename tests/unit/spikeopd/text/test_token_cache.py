@@ -12,10 +12,11 @@ import time
 import numpy as np
 import pytest
 
-from spikeopd import data as data_module
-from spikeopd.data import LARGEST_SEED, TokenData, batch, default_cache_dir, prepare, sequential_windows
 from spikeopd.errors import ConfigError, InputError
-from spikeopd.tokenizer import load_tokenizer
+from spikeopd.sampling import LARGEST_SEED
+from spikeopd.text import tokens as data_module
+from spikeopd.text.tokenizer import load_tokenizer
+from spikeopd.text.tokens import TokenData, batch, default_cache_dir, prepare, sequential_windows
 
 
 class Documents:

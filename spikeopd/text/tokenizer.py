@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spikeopd.errors import InputError
 from spikeopd.files import write_json, write_text
-from spikeopd.text import Source, open_source
+from spikeopd.text.sources import Source, open_source
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

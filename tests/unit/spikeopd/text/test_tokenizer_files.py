@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spikeopd.errors import InputError
-from spikeopd.text import open_source
-from spikeopd.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from spikeopd.text.sources import open_source
+from spikeopd.text.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
 
 SENTENCES = ["Return the number of items in a list.", "   indented\n\ttext", "déjà vu — 😀 \x00\x7f", "", " "]
 

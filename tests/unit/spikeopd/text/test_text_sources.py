@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spikeopd import text
 from spikeopd.errors import BackendMissing, InputError
-from spikeopd.text import in_split, open_source
+from spikeopd.text import python_docs
+from spikeopd.text.sources import in_split, open_source
 
 
 def write_jsonl(path: Path, records: list[dict]) -> Path:
@@ -20,13 +20,13 @@ def write_jsonl(path: Path, records: list[dict]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python_docs() -> dict[str, list[str]]:
+def documents() -> dict[str, list[str]]:
     source = open_source("python-docs")
     return {split: list(source.documents(split)) for split in ("train", "validation")}
 
 
-def test_python_docs_is_english_prose_of_useful_size(python_docs):
-    train, validation = python_docs["train"], python_docs["validation"]
+def test_python_docs_is_english_prose_of_useful_size(documents):
+    train, validation = documents["train"], documents["validation"]
     size = sum(map(len, train)) + sum(map(len, validation))
     assert 1_500_000 < size < 2_600_000
     assert 0.03 < sum(map(len, validation)) / size < 0.08
@@ -34,28 +34,28 @@ def test_python_docs_is_english_prose_of_useful_size(python_docs):
     assert words.count("the") / len(words) > 0.03
 
 
-def test_python_docs_parts_share_no_document_and_no_paragraph(python_docs):
+def test_python_docs_parts_share_no_document_and_no_paragraph(documents):
     def paragraphs(documents):
-        return {p for d in documents for p in d.split("\n\n") if len(" ".join(p.split())) >= text.MIN_PARAGRAPH}
+        return {p for d in documents for p in d.split("\n\n") if len(" ".join(p.split())) >= python_docs.MIN_PARAGRAPH}
 
-    assert not paragraphs(python_docs["train"]) & paragraphs(python_docs["validation"])
-    assert all(document.strip() == document.strip("\n") or document[0] == " " for document in python_docs["validation"])
-    assert not any(line != line.rstrip() for document in python_docs["validation"] for line in document.splitlines())
+    assert not paragraphs(documents["train"]) & paragraphs(documents["validation"])
+    assert all(document.strip() == document.strip("\n") or document[0] == " " for document in documents["validation"])
+    assert not any(line != line.rstrip() for document in documents["validation"] for line in document.splitlines())
 
 
 def test_python_docs_reads_without_importing():
     """Modules with side effects must never run: `this` prints, `antigravity` opens a browser."""
     for module in ("this", "antigravity", "pydoc_data.topics"):
         sys.modules.pop(module, None)
-    library = text._stdlib()
+    library = python_docs.standard_library()
     for name in ("this", "antigravity"):
-        text._docstrings(library / f"{name}.py")
-    assert text._topics(library / "pydoc_data/topics.py")["assert"]
+        python_docs._docstrings(library / f"{name}.py")
+    assert python_docs._topics(library / "pydoc_data/topics.py")["assert"]
     assert not {"this", "antigravity", "pydoc_data.topics"} & set(sys.modules)
 
 
 def test_python_docs_leaves_out_tests_and_installed_packages():
-    folders = {part for path in text._stdlib_modules(text._stdlib()) for part in path.parent.parts}
+    folders = {part for path in python_docs.modules(python_docs.standard_library()) for part in path.parent.parts}
     assert not folders & {"test", "tests", "idlelib", "site-packages"}
 
 
@@ -79,7 +79,7 @@ def test_docstrings_are_dedented_in_order_and_deduplicated(tmp_path):
         '            """Tiny."""\n'
     )
     (tmp_path / "broken.py").write_text("def (:\n")
-    found = dict(text._python_documents(tmp_path))
+    found = dict(python_docs.documents(tmp_path))
     assert list(found) == ["topic:long", "module:module"]
     assert found["module:module"] == (
         "The module says something that is long enough to keep.\n\n"
@@ -92,7 +92,7 @@ def test_python_docs_fingerprint_follows_the_library(tmp_path, monkeypatch):
     (tmp_path / "pydoc_data").mkdir()
     (tmp_path / "pydoc_data/topics.py").write_text("topics = {}\n")
     (tmp_path / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(text, "_stdlib", lambda: tmp_path)
+    monkeypatch.setattr(python_docs, "standard_library", lambda: tmp_path)
     before = open_source("python-docs").fingerprint()
     assert before == open_source("python-docs").fingerprint()
     (tmp_path / "a.py").write_text("x = 2\n")
@@ -100,7 +100,7 @@ def test_python_docs_fingerprint_follows_the_library(tmp_path, monkeypatch):
 
 
 def test_python_docs_without_a_complete_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(python_docs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(InputError, match=r"has no pydoc_data/topics.py; install the complete Python standard library"):
         next(open_source("python-docs").documents("train"))
 

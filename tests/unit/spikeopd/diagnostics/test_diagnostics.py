@@ -13,7 +13,7 @@ from spikeopd.diagnostics.prefixes import BankOptions, PrefixBank, describe, gen
 from spikeopd.errors import InputError
 from spikeopd.methods import spad
 from spikeopd.models.bispikclm import Recorder
-from spikeopd.rollout import RATE_SITES
+from spikeopd.quality import RATE_SITES
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from spikeopd.errors import InputError
-from spikeopd.text import benchmark_name, open_source
+from spikeopd.text.guard import benchmark_name
+from spikeopd.text.sources import open_source
 
 RECORDS = {
     "arc": {"id": "1", "question": "Which?", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "A"},

@@ -17,8 +17,8 @@ from spikeopd.evaluation.models import Model, open_model
 from spikeopd.evaluation.scoring import Scored
 from spikeopd.evaluation.tasks import BENCHMARKS, choose, data_files
 from spikeopd.evaluation.zeroshot import aggregate, evaluate, models_of, table
-from spikeopd.text import open_source
-from spikeopd.tokenizer import load_tokenizer
+from spikeopd.text.sources import open_source
+from spikeopd.text.tokenizer import load_tokenizer
 
 pytest.importorskip("lm_eval")
 

@@ -12,32 +12,26 @@ here, because every token that can reach a gradient comes through `open_source`.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import glob
 import gzip
 import hashlib
-import inspect
 import json
-import os
 import re
-import sysconfig
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from spikeopd.errors import BackendMissing, InputError
+from spikeopd.text import python_docs
+from spikeopd.text.guard import benchmark_name, benchmark_record, refuse
 
 Split = Literal["train", "validation", "all"]
 
 VALIDATION_BUCKETS = 20  # one document in twenty is validation text
 DEFAULT_FIELD = "text"
-MIN_PARAGRAPH = 40  # characters; shorter docstrings say "See above" and the like
-PYTHON_DOCS_VERSION = 1  # raise when the extraction below changes, so that token caches are made anew
 
 
 class Source(Protocol):
@@ -73,47 +67,6 @@ def in_split(key: str, split: Split) -> bool:
     return (bucket == 0) == (split == "validation")
 
 
-# --- benchmark data never trains a model -----------------------------------------------------------------------------
-
-BENCHMARK_NAMES = re.compile(
-    r"(?:^|_)(ai2_?arc|arc_?easy|arc_?challenge|wino_?grande|boolq|piqa|hella_?swag|open_?book_?qa|obqa|head_?qa)(?![a-z])"
-)
-
-
-def benchmark_name(path: str) -> str | None:
-    """The benchmark a path or dataset name speaks of, if any: `/data/ARC-Easy/test.jsonl` -> `arc_easy`."""
-    for part in re.split(r"[/\\]", path):
-        if found := BENCHMARK_NAMES.search(re.sub(r"[^a-z0-9]+", "_", part.lower())):
-            return found[1]
-    return None
-
-
-def benchmark_record(record: Mapping[str, Any]) -> str | None:
-    """The benchmark whose records have these fields, if any; a renamed file is still recognised by its shape."""
-    keys = set(record)
-    if "answerKey" in keys and keys & {"question", "question_stem", "choices"}:
-        return "ARC or OpenBookQA"
-    if {"sol1", "sol2"} <= keys:
-        return "PIQA"
-    if {"sentence", "option1", "option2"} <= keys:
-        return "WinoGrande"
-    if {"question", "passage"} <= keys and keys & {"answer", "label"}:
-        return "BoolQ"
-    if "endings" in keys and keys & {"ctx", "ctx_a", "ctx_b"}:
-        return "HellaSwag"
-    if {"qtext", "ra"} <= keys:
-        return "HeadQA"
-    return None
-
-
-def _refuse(where: str, benchmark: str | None) -> None:
-    if benchmark:
-        raise InputError(
-            f"{where}: this is evaluation data ({benchmark}) and must never train a model; "
-            "give another text source, and use spikeopd-eval for benchmarks"
-        )
-
-
 # --- python-docs -----------------------------------------------------------------------------------------------------
 
 
@@ -130,114 +83,17 @@ class PythonDocs:
     unbounded: bool = False
 
     def documents(self, split: Split) -> Iterator[str]:
-        for key, text in _python_documents_once(_stdlib()):
+        for key, text in python_docs.documents_once(python_docs.standard_library()):
             if in_split(key, split):
                 yield text
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"python-docs {PYTHON_DOCS_VERSION}".encode())
-        stdlib = _stdlib()
-        for path in [stdlib / "pydoc_data/topics.py", *_stdlib_modules(stdlib)]:
+        digest = hashlib.sha256(f"python-docs {python_docs.VERSION}".encode())
+        stdlib = python_docs.standard_library()
+        for path in [stdlib / "pydoc_data/topics.py", *python_docs.modules(stdlib)]:
             digest.update(path.relative_to(stdlib).as_posix().encode())
             digest.update(path.read_bytes())
         return digest.hexdigest()
-
-
-SKIPPED_FOLDERS = {
-    "test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "lib-dynload", "pydoc_data",
-    "turtledemo", "_bundled", "__pycache__", "__phello__",
-}  # fmt: skip
-
-
-RULE = re.compile(r"\s*([*=\-~#_^+])\1{3,}\s*")  # underlines of headings, rows of asterisks
-
-
-def _stdlib() -> Path:
-    stdlib = Path(sysconfig.get_paths()["stdlib"])
-    if not (stdlib / "pydoc_data/topics.py").is_file():
-        raise InputError(
-            f"python-docs: {stdlib} has no pydoc_data/topics.py; install the complete Python standard library "
-            "or give another text source, for example text:PATH"
-        )
-    return stdlib
-
-
-def _stdlib_modules(stdlib: Path) -> list[Path]:
-    found: list[Path] = []
-    for folder, children, files in os.walk(stdlib):
-        # Pruned, not filtered: site-packages can be a hundred times larger than the library itself.
-        children[:] = [c for c in children if c not in SKIPPED_FOLDERS and not c.startswith("config-")]
-        found += [Path(folder, name) for name in files if name.endswith(".py")]
-    return sorted(found, key=lambda path: path.relative_to(stdlib).as_posix())
-
-
-def _python_documents(stdlib: Path) -> Iterator[tuple[str, str]]:
-    seen: set[str] = set()
-    topics = _topics(stdlib / "pydoc_data/topics.py")
-    # Long topics first: they contain short ones, which then shrink to what they alone say.
-    for topic in sorted(topics, key=lambda t: (-len(topics[t]), t)):
-        if text := _fresh_paragraphs([topics[topic]], seen):
-            yield f"topic:{topic}", text
-    for path in _stdlib_modules(stdlib):
-        if text := _fresh_paragraphs(_docstrings(path), seen):
-            yield f"module:{path.relative_to(stdlib).with_suffix('').as_posix()}", text
-
-
-@lru_cache(maxsize=1)
-def _python_documents_once(stdlib: Path) -> tuple[tuple[str, str], ...]:
-    """Kept in memory (2 MB), because parsing the library takes seconds and both parts are wanted."""
-    return tuple(_python_documents(stdlib))
-
-
-def _topics(path: Path) -> dict[str, str]:
-    for node in ast.parse(path.read_bytes()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            return dict(ast.literal_eval(node.value))
-    raise InputError(f"python-docs: {path} holds no topics; give another text source, for example text:PATH")
-
-
-def _docstrings(path: Path) -> list[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old escapes in the standard library's own strings
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):
-            return []
-    found: list[str] = []
-    stack: list[ast.AST] = [tree]
-    while stack:  # in the order of the source; only definitions can hold docstrings, so expressions are not walked
-        node = stack.pop()
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = ast.get_docstring(node, clean=True)
-            if text and len(text) >= MIN_PARAGRAPH:
-                found.append(text)
-        if isinstance(node, (ast.stmt, ast.Module, ast.ExceptHandler)):
-            stack.extend(reversed(list(ast.iter_child_nodes(node))))
-    return found
-
-
-def _fresh_paragraphs(texts: list[str], seen: set[str]) -> str:
-    kept: list[str] = []
-    for text in texts:
-        for paragraph in re.split(r"\n[ \t]*\n", _clean(text)):
-            paragraph = paragraph.strip("\n")
-            key = " ".join(paragraph.split())
-            if not key or key in seen or _is_doctest(paragraph):
-                continue
-            if len(key) >= MIN_PARAGRAPH:
-                seen.add(key)
-            kept.append(paragraph)
-    result = "\n\n".join(kept)
-    return result if len(result) >= MIN_PARAGRAPH else ""
-
-
-def _clean(text: str) -> str:
-    lines = inspect.cleandoc(text).splitlines()
-    return "\n".join(line.rstrip() for line in lines if not RULE.fullmatch(line))
-
-
-def _is_doctest(paragraph: str) -> bool:
-    return paragraph.lstrip().startswith((">>>", "..."))
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -252,10 +108,10 @@ class _Files:
     def __init__(self, name: str, rest: str) -> None:
         self.name = name
         path, self.field = _split_field(rest)
-        _refuse(path, benchmark_name(path))
+        refuse(path, benchmark_name(path))
         self.paths = self._expand(Path(path).expanduser())
         for file in self.paths:
-            _refuse(str(file), benchmark_name(str(file)) or benchmark_name(str(file.resolve())))
+            refuse(str(file), benchmark_name(str(file)) or benchmark_name(str(file.resolve())))
 
     def _expand(self, path: Path) -> list[Path]:
         if path.is_dir():
@@ -303,7 +159,7 @@ class TextFiles(_Files):
         for path in self.paths:
             text = "".join(_lines(path))
             for record in _json_records(text):
-                _refuse(str(path), benchmark_record(record))
+                refuse(str(path), benchmark_record(record))
             part = _contiguous_part(text, split)
             if part.strip():
                 yield part
@@ -342,7 +198,7 @@ class ParquetFiles(_Files):
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
         columns = dict.fromkeys(file.schema_arrow.names)
-        _refuse(str(path), benchmark_record(columns))
+        refuse(str(path), benchmark_record(columns))
         if self.field not in columns:
             _field_text(str(path), columns, self.field, self.name)  # raises, and names the columns there are
         row = 0
@@ -379,7 +235,7 @@ def _split_field(rest: str) -> tuple[str, str]:
 
 
 def _field_text(where: str, record: Mapping[str, Any], field: str, name: str) -> str:
-    _refuse(where, benchmark_record(record))
+    refuse(where, benchmark_record(record))
     if field not in record:
         fields = ", ".join(map(str, record)) or "no field"
         raise InputError(f"{where}: no field '{field}' (there is: {fields}); name it: {name.partition('#')[0]}#FIELD")
@@ -421,7 +277,7 @@ class HubDataset:
         parts = path.split("/")
         if not 2 <= len(parts) <= 3 or not all(parts):
             raise InputError(f"{name}: expected hf:OWNER/NAME[/CONFIG], e.g. hf:HuggingFaceFW/fineweb-edu/sample-10BT")
-        _refuse(name, benchmark_name(path))
+        refuse(name, benchmark_name(path))
         self.dataset = "/".join(parts[:2])
         self.config = parts[2] if len(parts) == 3 else None
 

@@ -7,7 +7,6 @@ processes one tokenises and the others wait.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import write_json
-from spikeopd.text import Source, Split, open_source
-from spikeopd.tokenizer import Tokenizer
+from spikeopd.text.sources import Source, Split, open_source
+from spikeopd.text.tokenizer import Tokenizer
 
 log = logging.getLogger("spikeopd")
 log.addHandler(logging.NullHandler())
@@ -32,7 +32,6 @@ log.addHandler(logging.NullHandler())
 DOCUMENTS_PER_CALL = 256
 SECONDS_BETWEEN_LINES = 30.0
 CACHE_VERSION = 1
-LARGEST_SEED = 2**63 - 1  # a user may give
 
 Tokens = NDArray[Any]  # uint16 or uint32 on disk, int64 in batches
 
@@ -82,7 +81,7 @@ def prepare(
     if found is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _lock(path.with_suffix(".lock")):
+            with FileLock(path.with_suffix(".lock")):
                 # Another process may have finished while this one waited.
                 found = _read(path, source.name, split, fingerprint) or _write(
                     path, source, tokenizer, split, fingerprint, max_tokens
@@ -99,7 +98,7 @@ def batch(data: TokenData, *, batch_size: int, length: int, seed: int, step: int
 
     The generator is counter-based and keyed by (seed, step), so step 1000 needs no memory of the 999 before it.
     """
-    if not 0 <= seed < 2**64:  # what the key holds; seeds derived from the user's may be beyond LARGEST_SEED
+    if not 0 <= seed < 2**64:  # what the key holds; a seed derived from the user's may be beyond 2^63 - 1
         raise ConfigError(f"seed must lie between 0 and 2^63 - 1, got {seed}")
     starts_available = _windows_available(data, length)
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))
@@ -219,19 +218,3 @@ def _groups(texts: Iterator[str], size: int) -> Iterator[list[str]]:
             group = []
     if group:
         yield group
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an advisory lock; the system releases it when the process dies. Without one, writers only repeat work."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)

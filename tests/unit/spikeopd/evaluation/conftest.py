@@ -30,7 +30,7 @@ def student():
 
 @pytest.fixture(scope="session")
 def checkpoint(student, tmp_path_factory) -> Path:
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     folder = tmp_path_factory.mktemp("student")
     student.save_pretrained(folder)
