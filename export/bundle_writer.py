@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import h5py
 
-from export.nir_graph import Location, Neuron, Profile, build_graph
+from export.nir.graph import Location, Neuron, Profile, build_graph
 from spikeopd import __version__
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import MANIFEST, array_specs, bundle_schema, read_manifest
@@ -104,7 +104,7 @@ def _write(model: SpikeModel, folder: Path, options: BundleOptions) -> dict[str,
             "nir": {"profile": options.profile, "neuron": options.neuron, "context": options.context}
         }
     else:
-        from export.lava_bundle import write_lava
+        from export.lava.bundle import write_lava
 
         file, locations = write_lava(model, folder)
         details = {}

@@ -14,28 +14,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.quantize import MODULES, WEIGHT_MAX
+from export.quantize import MODULES, WEIGHT_MAX, model_shape
+from spikeopd.contracts import EMBED_SITE, RESIDUAL, projections
+from spikeopd.contracts.topology import INPUT
 from spikeopd.models.bispikclm import Recorder
 
 if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 
 RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
-DRIVERS = {"w_q": "h", "w_k": "h", "w_v": "h", "w_o": "r", "w_1": "x", "w_2": "f"}  # site whose spikes enter a weight
 
 
 @torch.no_grad()
 def search_clips(student: BiSpikCLMForCausalLM, windows: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Share of max |W| to keep, per projection and output neuron."""
-    moments = _second_moments(student, windows)
-    clips = {}
-    for index, block in enumerate(student.model.layers):
-        for name, module in MODULES.items():
-            weight = getattr(block, module).on_grid()[0].float()
-            site = DRIVERS[name]
-            driver = (index - 1, "h") if site == "h" and index else (-1, "embed") if site == "h" else (index, site)
-            clips[f"layers.{index}.{name}"] = best_ratios(weight, moments[driver]).numpy()
-    return clips
+    # A current write has a power of two for its scale: there is nothing to search.
+    searched = [weight for weight in projections(model_shape(student)) if weight.target != RESIDUAL]
+    moments = _second_moments(student, windows, {weight.driver for weight in searched})
+    return {
+        f"layers.{index}.{weight.name}": best_ratios(
+            getattr(block, MODULES[weight.name]).on_grid()[0].float(), moments[weight.driver_of(index)]
+        ).numpy()
+        for index, block in enumerate(student.model.layers)
+        for weight in searched
+    }
 
 
 def best_ratios(weight: Tensor, moment: Tensor) -> Tensor:
@@ -49,14 +51,18 @@ def best_ratios(weight: Tensor, moment: Tensor) -> Tensor:
     return torch.tensor(RATIOS, dtype=torch.float64)[torch.stack(errors).argmin(0)]
 
 
-def _second_moments(student: BiSpikCLMForCausalLM, windows: NDArray[Any]) -> dict[tuple[int, str], Tensor]:
+def _second_moments(
+    student: BiSpikCLMForCausalLM, windows: NDArray[Any], drivers: set[str]
+) -> dict[tuple[int, str], Tensor]:
+    """E[x x^T] of every site that drives a searched weight."""
+    sites = [EMBED_SITE, *("h" if site == INPUT else site for site in drivers)]
     moments: dict[tuple[int, str], Tensor] = {}
     count = 0
     for window in windows:
-        recorder = Recorder(sites=("embed", "h", "r", "x", "f"))
+        recorder = Recorder(sites=sites)
         student(torch.from_numpy(np.asarray(window))[None], use_cache=False, recorder=recorder)
         for key, spikes in recorder.spikes.items():
             rows = spikes.flatten(0, 2)
             moments[key] = moments.get(key, 0) + rows.T @ rows
-        count += recorder.spikes[-1, "embed"].flatten(0, 2).shape[0]
+        count += recorder.spikes[-1, EMBED_SITE].flatten(0, 2).shape[0]
     return {key: value / count for key, value in moments.items()}

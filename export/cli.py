@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["map"]:
-        from export.map_command import run_map
+        from export.loihi.map import run_map
 
         print(run_map(map_parser().parse_args(arguments[1:])))
         return 0

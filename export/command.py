@@ -22,7 +22,7 @@ from export.checkpoint import (
     token_ids,
 )
 from export.evaluate import compare
-from export.netx import write_netx
+from export.lava.netx import write_netx
 from export.quantize import lower, model_shape
 from export.report import REPORT_SCHEMA, model_bytes, parameter_count, support, tensor_table
 from export.verify import verify_bundle, verify_nir

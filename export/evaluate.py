@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from export.reference import TorchReference
-from spikeopd.contracts import LAYER_SITES, SpikeModel
+from spikeopd.contracts import SpikeModel
 from spikeopd.models.bispikclm import Recorder
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def compare(student: BiSpikCLMForCausalLM, lowered: SpikeModel, windows: Array) 
     reference = TorchReference(lowered)
     before = after = 0.0
     agree = predicted = equal = slots = 0
-    sites = [site for site in LAYER_SITES if site != "a"]  # the attention map grows with position; its effect is in r
+    sites = [
+        site for site in lowered.shape.layer_sites if site != "a"
+    ]  # the attention map grows with position; its effect is in r
     for window in windows:
         recorder = Recorder(sites=["embed", *sites])
         tokens = torch.from_numpy(window)

@@ -4,9 +4,13 @@ One scale per output neuron: with sigma_n = max_i |W_ni| / 127 (or less, if cali
 
     w = round(W / sigma)     threshold = round(V / sigma * 2**6)     bias = round(b / sigma * 2**6)
 
-so sigma disappears into that neuron's membrane unit and no rescaling is left at run time. Attention counts are
-integers already; their thresholds are rounded in units of 2**-10. Residual stream, gains and embedding current are
-integers in units of 2**-12 of the float ones.
+so sigma disappears into that neuron's membrane unit and no rescaling is left at run time. A projection that writes into
+the residual stream has no neuron to absorb its scale: there sigma_n is a power of two, sigma_n = 2**(shift_n - 12).
+Attention counts are integers already; thresholds and biases of `a` and `r` are rounded in units of 2**-10. Residual
+stream, its sites, gains and embedding current are integers in units of 2**-12 of the float ones.
+
+A student that was trained with the integer forward pass (`deploy_precision: int8`, models/grid.py) has these integers
+already: its own scales are taken, and nothing is left to round.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from torch import Tensor, nn
 from spikeopd.contracts import (
     COUNT_SHIFT,
     DECAY_BITS,
+    EMBED_SITE,
     LOGIT_INPUT_BITS,
-    MEMBRANE_MAX,
+    RESIDUAL,
     RESIDUAL_FRACTION_BITS,
     WEIGHT_SHIFT,
     Embedding,
@@ -38,20 +43,18 @@ from spikeopd.contracts import (
     projections,
     site_shift,
 )
-from spikeopd.contracts.topology import SIZES
+from spikeopd.contracts.bundle import WRITE_SHIFT_LIMIT
+from spikeopd.contracts.topology import FORMS, SIZES
 from spikeopd.errors import InputError
-from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM, SpikeLinear
+from spikeopd.models import grid
+from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM, Neurons, SpikeLinear
+from spikeopd.models.grid import HEAD_SIGMAS, MANTISSA_BITS, SITE_LIMIT, WEIGHT_MAX
 
 Array = NDArray[Any]
 
-WEIGHT_MAX = 127
-# A threshold or bias above a quarter of the membrane range would leave too little room for the sums around it.
-SITE_LIMIT = MEMBRANE_MAX // 4
-MANTISSA_BITS = 18  # of the embedding's row scales and channel gains: their product with the table stays below 2**63
 RESIDUAL_UNIT = 1 << RESIDUAL_FRACTION_BITS
-HEAD_SIGMAS = 8.0  # a normalised feature further out than this is clipped at the 14-bit input of a factorised head
-
 MODULES = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj", "w_1": "fc1", "w_2": "fc2"}
+WRITTEN = {"w_o": "o", "w_2": "y"}  # the projections behind which a sublayer writes, and the name of what it writes
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,12 @@ class Lowered:
 
 def model_shape(model: BiSpikCLMForCausalLM) -> ModelShape:
     config = model.config
-    return ModelShape(**{name: int(getattr(config, name)) for name in SIZES})
+    return ModelShape(**{name: getattr(config, name) for name in (*SIZES, *FORMS, "distances")})
+
+
+def trained_integers(model: BiSpikCLMForCausalLM) -> bool:
+    """Whether the student's own forward pass is that of the deployable integers."""
+    return bool(model.config.deploy_precision == "int8")
 
 
 @torch.no_grad()
@@ -86,26 +94,33 @@ def lower(
 ) -> Lowered:
     """The deployable model and the error of each tensor. clips: per projection, share of max |W| kept per neuron."""
     _check_finite(model)
+    _check_biases(model)
     if precision == "float32":
         return Lowered(_lower_float(model), ())
     errors: list[TensorError] = []
-    config, core = model.config, model.model
+    config, core, shape = model.config, model.model, model_shape(model)
     if not 0 <= config.alpha <= 1:
         raise InputError(f"checkpoint: alpha {config.alpha} is outside 0 to 1; the membrane would grow without input")
-    embedding, row_unit = _lower_embedding(model, errors)
-    residual = _residual_site(config.threshold, config.hidden_size, errors)
-    layers = []
-    for index, block in enumerate(core.layers):
-        layers.append(_lower_block(block, index, model_shape(model), residual, clips or {}, errors))
-    head = _lower_head(model, row_unit, errors)
+    # Rounding of the tables is part of a forward pass that was trained with it, and no error then.
+    outer: list[TensorError] = [] if trained_integers(model) else errors
+    embedding, row_unit = _lower_embedding(model, outer)
+    shared = config.neurons == "shared"
+    neurons = core.neurons()
+    if shared and not trained_integers(model):  # the config's own number, which float32 would round
+        neurons = Neurons(torch.tensor([config.threshold], dtype=torch.float64))
+    embed_site = _lower_site(neurons, 0, config.hidden_size, "residual" if shared else EMBED_SITE, errors)
+    layers = [
+        _lower_block(block, index, shape, embed_site if shared else None, clips or {}, errors)
+        for index, block in enumerate(core.layers)
+    ]
     spike_model = SpikeModel(
-        shape=model_shape(model),
+        shape=shape,
         precision="int8",
         decay=round(config.alpha * (1 << DECAY_BITS)),
         embedding=embedding,
-        embed_site=residual,
+        embed_site=embed_site,
         layers=tuple(layers),
-        head=head,
+        head=_lower_head(model, row_unit, outer),
     )
     return Lowered(spike_model, tuple(errors))
 
@@ -117,32 +132,74 @@ def _lower_block(
     block: BiSpikCLMBlock,
     index: int,
     shape: ModelShape,
-    residual: Site,
+    residual: Site | None,
     clips: Mapping[str, Array],
     errors: list[TensorError],
 ) -> Layer:
-    head_dim = block.config.hidden_size // block.config.num_attention_heads
-    weights, sites = {}, {}
+    """residual: the site that x and h share with the embedding, if they do."""
+    weights: dict[str, Array] = {}
+    sites: dict[str, Site] = {}
+    writes: dict[str, Array] = {}
+    trained = block.config.deploy_precision == "int8"
     for connection in projections(shape):
-        name, site = connection.name, connection.target
-        label = f"layers.{index}.{name}"
+        name, label = connection.name, f"layers.{index}.{connection.name}"
         module: SpikeLinear = getattr(block, MODULES[name])
         weight, bias = _on_grid(module)
-        weights[name], sites[site] = quantize_projection(
-            weight, bias, block.config.threshold, label, f"layers.{index}.{site}.bias", errors, clips.get(label)
+        if connection.target == RESIDUAL:
+            weights[name], shift, integer_bias = quantize_write(weight, bias, label, errors)
+            writes |= {f"shift_{WRITTEN[name]}": shift, f"bias_{WRITTEN[name]}": integer_bias}
+            continue
+        bias_label = f"layers.{index}.{connection.target}.bias"
+        if trained:
+            threshold, scale = _numpy(module.neurons().threshold), module.scale().numpy()
+            weights[name], sites[connection.target] = _on_scale(
+                weight, bias, threshold, scale, label, bias_label, errors
+            )
+        else:
+            weights[name], sites[connection.target] = quantize_projection(
+                weight, bias, block.config.threshold, label, bias_label, errors, clips.get(label)
+            )
+    for site in ("a", "r"):
+        size = shape.num_attention_heads if site == "a" else shape.hidden_size
+        sites[site] = _lower_site(block.neurons(site), COUNT_SHIFT, size, f"layers.{index}.{site}", errors)
+    for site in ("x", "h"):
+        label = f"layers.{index}.{site}"
+        sites[site] = residual or _lower_site(block.neurons(site), 0, shape.hidden_size, label, errors)
+    for site in WRITTEN.values() if shape.residual_write == "spike" else ():
+        gain, label = _numpy(block.gain(site)), f"layers.{index}.gain_{site}"
+        integers = _round(gain, RESIDUAL_UNIT, np.int32, label, errors, low=-SITE_LIMIT, high=SITE_LIMIT)
+        writes[f"gain_{site}"] = integers
+    return Layer(**weights, **writes, sites={site: sites[site] for site in shape.layer_sites})
+
+
+def _lower_site(neurons: Neurons, shift: int, size: int, label: str, errors: list[TensorError]) -> Site:
+    """Neurons behind no projection. A site without biases gets zeros and no line in the report."""
+    unit = 1 << shift if shift else RESIDUAL_UNIT
+    values = np.broadcast_to(neurons.threshold.detach().cpu().numpy().reshape(-1), size)
+    threshold = _round(values, unit, np.int32, f"{label}.threshold", errors, low=1, high=SITE_LIMIT)
+    if neurons.bias is None:
+        return Site(threshold, np.zeros_like(threshold), shift)
+    bias = _numpy(neurons.bias)
+    return Site(
+        threshold, _round(bias, unit, np.int32, f"{label}.bias", errors, low=-SITE_LIMIT, high=SITE_LIMIT), shift
+    )
+
+
+def quantize_write(weight: Array, bias: Array, label: str, errors: list[TensorError]) -> tuple[Array, Array, Array]:
+    """weight [out, in] and bias [out] to int8 [in, out], uint8 shifts [out] and int32 biases in residual units."""
+    scale = grid.write_scale(torch.from_numpy(weight)).numpy()
+    shift = np.rint(np.log2(scale * RESIDUAL_UNIT)).astype(np.int64)
+    if shift.max(initial=0) > WRITE_SHIFT_LIMIT:
+        raise InputError(
+            f"checkpoint: {label} has weights up to {np.abs(weight).max():.3g}; a write into the residual stream "
+            f"takes {WEIGHT_MAX * 2.0 ** (WRITE_SHIFT_LIMIT - RESIDUAL_FRACTION_BITS):g} at most"
         )
-    count_unit = 1 << COUNT_SHIFT
-    threshold_a, threshold_r = _numpy(block.log_threshold_a.exp()), _numpy(block.log_threshold_r.exp())
-    for site, values in (("a", threshold_a), ("r", np.repeat(threshold_r, head_dim))):
-        label = f"layers.{index}.{site}.threshold"
-        threshold = _round(values, count_unit, np.int32, label, errors, low=1, high=SITE_LIMIT)
-        sites[site] = Site(threshold, np.zeros_like(threshold), COUNT_SHIFT)
-    gains = {}
-    for name in ("gain_o", "gain_y"):
-        label = f"layers.{index}.{name}"
-        values = _numpy(getattr(block, name))
-        gains[name] = _round(values, RESIDUAL_UNIT, np.int32, label, errors, low=-SITE_LIMIT, high=SITE_LIMIT)
-    return Layer(**weights, **gains, sites={**sites, "x": residual, "h": residual})
+    integers = np.rint(weight / scale[:, None])
+    _note(errors, label, weight, integers * scale[:, None])
+    name, _, leaf = label.rpartition(".")
+    bias_label = f"{name}.bias_{WRITTEN[leaf]}"
+    integer_bias = _round(bias, RESIDUAL_UNIT, np.int32, bias_label, errors, low=-SITE_LIMIT, high=SITE_LIMIT)
+    return np.ascontiguousarray(integers.astype(np.int8).T), shift.astype(np.uint8), integer_bias
 
 
 def quantize_projection(
@@ -161,6 +218,20 @@ def quantize_projection(
     floor = np.maximum(threshold, np.abs(bias)) * (1 << WEIGHT_SHIFT) / SITE_LIMIT
     adapted = int((scale < floor).sum())
     scale = np.maximum(scale, floor)
+    return _on_scale(weight, bias, np.full(len(bias), threshold), scale, label, bias_label, errors, adapted)
+
+
+def _on_scale(
+    weight: Array,
+    bias: Array,
+    threshold: Array,
+    scale: Array,
+    label: str,
+    bias_label: str,
+    errors: list[TensorError],
+    adapted: int = 0,
+) -> tuple[Array, Site]:
+    """Weight and site in units of each neuron's scale."""
     columns = scale[:, None].astype(weight.dtype)
     exact = weight / columns
     rounded = np.clip(np.rint(exact), -WEIGHT_MAX, WEIGHT_MAX)
@@ -174,19 +245,15 @@ def quantize_projection(
     return np.ascontiguousarray(rounded.astype(np.int8).T), site
 
 
-def _residual_site(threshold: float, size: int, errors: list[TensorError]) -> Site:
-    values = np.full(size, threshold)
-    integer = _round(values, RESIDUAL_UNIT, np.int32, "residual.threshold", errors, low=1, high=SITE_LIMIT)
-    return Site(integer, np.zeros_like(integer), 0)
-
-
 # --- embedding and head ----------------------------------------------------------------------------------------------
 
 
 def _lower_embedding(model: BiSpikCLMForCausalLM, errors: list[TensorError]) -> tuple[Embedding, Array]:
     """The embedding, and the float scale of each table row (the head shares the table)."""
     core = model.model
-    table, row_unit = _quantize_rows(_numpy(core.embed_tokens.weight), "embedding.table", errors)
+    # The two ways to scale differ for rows of zeros alone.
+    trained = grid.row_units(core.embed_tokens.weight).numpy() if trained_integers(model) else None
+    table, row_unit = _quantize_rows(_numpy(core.embed_tokens.weight), "embedding.table", errors, trained)
     gain = _numpy(core.embed_gain).astype(np.float64)
     project_in = None
     if core.project_in is not None:
@@ -210,6 +277,9 @@ def _lower_head(model: BiSpikCLMForCausalLM, row_unit: Array, errors: list[Tenso
     scale = math.exp(float(core.logit_scale))
     gamma, beta = _numpy(norm.weight).astype(np.float64), _numpy(norm.bias).astype(np.float64)
     bias = _numpy(model.lm_head.bias).astype(np.float64)
+    if core.project_out is None and model.config.readout == "residual":
+        y_unit = grid.head_scale(norm)
+        return Head(scale * row_unit / y_unit, bias, norm.eps, out_scale=gamma * y_unit, out_bias=beta * y_unit)
     if core.project_out is None:
         # gamma's width keeps the sum over all channels within 32 bits, so any backend can accumulate it.
         steps, d = model.config.num_steps, model.config.hidden_size
@@ -235,10 +305,13 @@ def _lower_head(model: BiSpikCLMForCausalLM, row_unit: Array, errors: list[Tenso
     )
 
 
-def _quantize_rows(values: Array, label: str, errors: list[TensorError]) -> tuple[Array, Array]:
+def _quantize_rows(
+    values: Array, label: str, errors: list[TensorError], unit: Array | None = None
+) -> tuple[Array, Array]:
     """int8 rows and the float64 scale of each; a row of zeros gets the largest row's scale."""
-    largest = np.abs(values).max(1).astype(np.float64)
-    unit = np.where(largest > 0, largest, max(float(largest.max()), 1.0)) / WEIGHT_MAX
+    if unit is None:
+        largest = np.abs(values).max(1).astype(np.float64)
+        unit = np.where(largest > 0, largest, max(float(largest.max()), 1.0)) / WEIGHT_MAX
     table = np.empty(values.shape, np.int8)
     squared = total = worst = 0.0
     for start in range(0, len(values), 4096):  # in slices: a vocabulary in float64 would double the model's memory
@@ -263,26 +336,29 @@ def _mantissas(values: Array) -> tuple[Array, int]:
 
 def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
     config, core, norm = model.config, model.model, model.model.final_layer_norm
-    d, shape = config.hidden_size, model_shape(model)
-    head_dim = d // config.num_attention_heads
+    shape = model_shape(model)
 
-    def flat(values: Array, site: str, bias: Array | None = None) -> Site:
-        values = values.astype(np.float32)
+    def flat(site: str, size: int, threshold: Array, bias: Array | None) -> Site:
+        values = np.broadcast_to(threshold.reshape(-1), size).astype(np.float32)
         return Site(values, np.zeros_like(values) if bias is None else bias, site_shift(site, "float32"))
 
-    residual = flat(np.full(d, config.threshold), "x")
+    def site(name: str, neurons: Neurons) -> Site:
+        size = shape.num_attention_heads if name == "a" else shape.hidden_size
+        return flat(name, size, _numpy(neurons.threshold), None if neurons.bias is None else _numpy(neurons.bias))
 
     def layer(block: BiSpikCLMBlock) -> Layer:
-        weights, sites = {}, {}
+        weights, sites, writes = {}, {name: site(name, block.neurons(name)) for name in ("a", "r", "x", "h")}, {}
         for connection in projections(shape):
-            name, site = connection.name, connection.target
+            name, target = connection.name, connection.target
             weight, bias = _on_grid(getattr(block, MODULES[name]))
             weights[name] = np.ascontiguousarray(weight.T)
-            sites[site] = flat(np.full(len(bias), config.threshold), site, bias)
-        sites["a"] = flat(_numpy(block.log_threshold_a.exp()), "a")
-        sites["r"] = flat(np.repeat(_numpy(block.log_threshold_r.exp()), head_dim), "r")
-        gains = {"gain_o": _numpy(block.gain_o), "gain_y": _numpy(block.gain_y)}
-        return Layer(**weights, **gains, sites={**sites, "x": residual, "h": residual})
+            if target == RESIDUAL:
+                writes[f"bias_{WRITTEN[name]}"] = bias
+            else:
+                sites[target] = flat(target, len(bias), _numpy(block.neurons(target).threshold), bias)
+        if shape.residual_write == "spike":
+            writes = {f"gain_{name}": _numpy(block.gain(name)) for name in WRITTEN.values()}
+        return Layer(**weights, **writes, sites={name: sites[name] for name in shape.layer_sites})
 
     gain = core.embed_gain
     position = _numpy(gain * core.embed_positions.weight[POSITION_OFFSET:] + core.embed_bias)
@@ -299,7 +375,9 @@ def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
     beta = _numpy(norm.bias).astype(np.float64)
     bias = _numpy(model.lm_head.bias).astype(np.float64)
     rows = np.full(config.vocab_size, scale)
-    if core.project_out is None:
+    if core.project_out is None and shape.readout == "residual":
+        head = Head(rows, bias, norm.eps, out_scale=_numpy(norm.weight).astype(np.float64), out_bias=beta)
+    elif core.project_out is None:
         head = Head(rows, bias + scale * (table @ beta), norm.eps, gamma=_numpy(norm.weight))
     else:
         out = core.project_out.weight
@@ -312,7 +390,7 @@ def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
             out_bias=_numpy(out).astype(np.float64) @ beta,
         )
     layers = tuple(layer(block) for block in core.layers)
-    return SpikeModel(model_shape(model), "float32", config.alpha, embedding, residual, layers, head)
+    return SpikeModel(shape, "float32", config.alpha, embedding, site(EMBED_SITE, core.neurons()), layers, head)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -339,8 +417,9 @@ def _note(
 
 def _on_grid(module: SpikeLinear) -> tuple[Array, Array]:
     """Weight and bias as they act. The module must not keep them: over all layers that is the model once more."""
+    keep, module.keep_snapped = module.keep_snapped, False
     weight, bias = module.on_grid()
-    module._snapped = None
+    module.keep_snapped = keep
     return _numpy(weight), _numpy(bias)
 
 
@@ -352,3 +431,13 @@ def _check_finite(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise InputError(f"checkpoint: parameter '{name}' holds values that are not finite; it cannot be exported")
+
+
+def _check_biases(model: BiSpikCLMForCausalLM) -> None:
+    """The paper's block has no biases at embed, r, x and h, and neither have the files that hold it."""
+    sites = [model.model.neurons(), *(block.neurons(site) for block in model.model.layers for site in ("r", "x", "h"))]
+    if model_shape(model).paper_block and any(site.bias is not None and bool(site.bias.any()) for site in sites):
+        raise InputError(
+            "checkpoint: neurons 'own' in the paper's form of the block have biases that no bundle holds; "
+            "train with residual_write=current, readout=residual or a distance bias, or with neurons=shared"
+        )

@@ -17,6 +17,7 @@ from spikeopd.contracts import (
     EMBED_SITE,
     MEMBRANE_MAX,
     MEMBRANE_MIN,
+    Array,
     Layer,
     Site,
     SpikeModel,
@@ -36,20 +37,30 @@ class TorchReference:
         self._sums = self._accumulate(ones)[0].numpy()
 
     @torch.no_grad()
-    def run(self, tokens: Sequence[int], *, trace: bool = True, logits: bool = True) -> tuple[np.ndarray, SpikeTrace]:
+    def run(self, tokens: Sequence[int], *, trace: bool = True, logits: bool = True) -> tuple[Array, SpikeTrace]:
         """Logits [token, vocab] (float64) and the spikes of all sites. Empty arrays where not asked for."""
+        record = SpikeTrace(tokens=list(tokens)) if trace else None
+        read = self._forward(tokens, record)
+        # Step by step: in float precision the order of adding is part of the definition.
+        out = self._head(sum(read[1:], read[0])) if logits else np.zeros((0, self.model.shape.vocab_size))
+        return out, record if record is not None else SpikeTrace()
+
+    @torch.no_grad()
+    def readout(self, tokens: Sequence[int]) -> Array:
+        """What the head sums over the steps, [T_s, token, d]: the last spikes (0 or 1) or the residual stream."""
+        return self._forward(tokens, None).numpy()
+
+    def _forward(self, tokens: Sequence[int], record: SpikeTrace | None) -> Tensor:
         shape = self.model.shape
         if not tokens or min(tokens) < 0 or max(tokens) >= shape.vocab_size:
             raise InputError(f"tokens must be 0 to {shape.vocab_size - 1} and at least one")
         if len(tokens) > shape.max_position_embeddings:
             raise InputError(f"{len(tokens)} tokens do not fit the context of {shape.max_position_embeddings}")
-        record = SpikeTrace(tokens=list(tokens)) if trace else None
         h = self._embed(torch.tensor(list(tokens))).expand(shape.num_steps, -1, -1)
         x = self._fire(-1, EMBED_SITE, h, record)
         for index, layer in enumerate(self.model.layers):
             x, h = self._block(index, layer, x, h, record)
-        out = self._head(x) if logits else np.zeros((0, shape.vocab_size))
-        return out, record if record is not None else SpikeTrace()
+        return x.long() if shape.readout == "rate" else h
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """[token, d] in residual units."""
@@ -69,7 +80,7 @@ class TorchReference:
     ) -> tuple[Tensor, Tensor]:
         heads = self.model.shape.num_attention_heads
 
-        def project(site: str, spikes: Tensor, weight: np.ndarray) -> Tensor:
+        def project(site: str, spikes: Tensor, weight: Array) -> Tensor:
             return self._fire(index, site, self._sum(spikes, weight), record)
 
         def split(spikes: Tensor) -> Tensor:
@@ -83,14 +94,26 @@ class TorchReference:
         a = self._fire(index, "a", counts, record).float() * causal
         z = (a @ split(v).float()).transpose(1, 2).flatten(-2)
         r = self._fire(index, "r", z, record)
-        o = project("o", r, layer.w_o)
-        h = h + o * torch.from_numpy(layer.gain_o)
+        if self.model.shape.residual_write == "spike":
+            h = h + project("o", r, layer.w_o) * _tensor(layer.gain_o)
+        else:
+            h = h + self._current(r, layer.w_o, layer.shift_o, layer.bias_o)
         f = project("f", self._fire(index, "x", h, record), layer.w_1)
-        y = project("y", f, layer.w_2)
-        h = h + y * torch.from_numpy(layer.gain_y)
+        if self.model.shape.residual_write == "spike":
+            h = h + project("y", f, layer.w_2) * _tensor(layer.gain_y)
+        else:
+            h = h + self._current(f, layer.w_2, layer.shift_y, layer.bias_y)
         return self._fire(index, "h", h, record), h
 
-    def _sum(self, spikes: Tensor, weight: np.ndarray) -> Tensor:
+    def _current(self, spikes: Tensor, weight: Array, shift: Array | None, bias: Array | None) -> Tensor:
+        """What a sublayer writes without neurons of its own: its sums in residual units, plus a bias."""
+        sums = self._sum(spikes, weight)
+        if self.integer:
+            # A product with the power of two, where the oracle shifts.
+            sums = sums.long() * (2 ** _tensor(shift).long())
+        return sums + _tensor(bias)
+
+    def _sum(self, spikes: Tensor, weight: Array) -> Tensor:
         """Sum of the weights whose input spiked. Integer sums below 2**24 are exact in float32, in any order."""
         rows = torch.from_numpy(weight)
         if not self.integer or 128 * weight.shape[0] < 1 << 24:
@@ -102,7 +125,8 @@ class TorchReference:
         site = self.model.site(layer, name)
         threshold, bias = torch.from_numpy(site.threshold), torch.from_numpy(site.bias)
         if name == "a":
-            threshold, bias = threshold[:, None, None], bias[:, None, None]
+            threshold = threshold[:, None, None]
+            bias = self._pair_bias(bias, current.shape[-1])
         fire = self._integer_steps if self.integer else self._float_steps
         spikes = fire(current, threshold, bias, site)
         if record is not None:
@@ -112,6 +136,14 @@ class TorchReference:
                 else:
                     record.add(layer, name, spikes[:, token].numpy())
         return spikes
+
+    def _pair_bias(self, bias: Tensor, tokens: int) -> Tensor:
+        """Biases of the attention map [head, query, key]: one per head, or one per head and distance i - j."""
+        if not self.model.shape.distances:
+            return bias[:, None, None]
+        place = torch.arange(tokens)
+        distance = (place[:, None] - place).clamp(0, self.model.shape.distances - 1)  # pairs with j > i are masked
+        return bias[:, distance]
 
     def _integer_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, site: Site) -> Tensor:
         drive = (current.long() << site.shift) + bias.long()
@@ -137,8 +169,7 @@ class TorchReference:
             spikes[step] = previous
         return spikes
 
-    def _head(self, x: Tensor) -> np.ndarray:
-        counts = x.sum(0)
+    def _head(self, counts: Tensor) -> Array:
         pairs = zip(counts.numpy(), self._accumulate(counts.double()).numpy(), strict=True)
         return np.stack([head_logits(self.model, n, acc, self._sums) for n, acc in pairs])
 
@@ -147,7 +178,14 @@ class TorchReference:
         head = self.model.head
         if head.project_out is not None:
             return counts @ torch.from_numpy(head.project_out).double()
+        if head.gamma is None:
+            return counts
         weighted = counts * torch.from_numpy(head.gamma).double()
         # In slices: the table in float64 would be eight times the exported one.
         table = torch.from_numpy(self.model.embedding.table)
         return torch.cat([weighted @ part.double().T for part in table.split(4096)], -1)
+
+
+def _tensor(array: Array | None) -> Tensor:
+    assert array is not None  # the form of the block says which arrays there are
+    return torch.from_numpy(array)

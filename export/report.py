@@ -6,26 +6,35 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from export.quantize import TensorError
-from spikeopd.contracts import SpikeModel
+from spikeopd.contracts import SpikeModel, projections
 from spikeopd.contracts.bundle import array_specs
 
 REPORT_SCHEMA = "spikeopd.export-report/1"
 
 
 def parameter_count(model: SpikeModel) -> int:
-    """Trained numbers of the model: weights, biases, gains, thresholds per head, tables, norm. Scales are not."""
+    """Trained numbers of the model: weights, biases, gains, thresholds, tables, norm. Scales are not."""
     shape = model.shape
-    d, ffn, width = shape.hidden_size, shape.ffn_dim, shape.word_embed_proj_dim
-    layer = 4 * d * d + 2 * d * ffn + 5 * d + ffn + 2 * d + 2 * shape.num_attention_heads
-    tables = shape.vocab_size * (width + 1) + shape.max_position_embeddings * d
-    return shape.num_hidden_layers * layer + tables + (2 * width * d if shape.factorised else 0) + 4 * d + 1
+    d, heads, width = shape.hidden_size, shape.num_attention_heads, shape.word_embed_proj_dim
+    weights = sum((c.fan_in or 0) * (c.fan_out or 0) + (c.fan_out or 0) for c in projections(shape))
+    if shape.paper_block:  # one threshold per head at a and r
+        neurons, embed = 2 * heads, 0
+    else:  # threshold and bias per neuron at r, x, h, embed; thresholds and distance biases per head at a
+        neurons, embed = heads * (1 + shape.distances) + 6 * d, 2 * d
+    gains = 2 * d if shape.residual_write == "spike" else 0
+    tables = shape.vocab_size * (width + 1) + shape.max_position_embeddings * d + embed
+    factors = 2 * width * d if shape.factorised else 0
+    return shape.num_hidden_layers * (weights + neurons + gains) + tables + factors + 4 * d + 1
 
 
 def model_bytes(model: SpikeModel) -> int:
     """Bytes of the model's arrays as the simulators hold them."""
-    sizes = {"int8": 1, "int16": 2, "int32": 4, "float32": 4, "float64": 8}
-    return sum(sizes[dtype] * math.prod(size) for dtype, size in array_specs(model.shape, model.precision).values())
+    return sum(
+        np.dtype(dtype).itemsize * math.prod(size) for dtype, size in array_specs(model.shape, model.precision).values()
+    )
 
 
 def support(target: str, neuron: str, profile: str, precision: str) -> list[dict[str, str]]:

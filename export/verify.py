@@ -62,8 +62,8 @@ def verify_nir(model: SpikeModel, folder: Path, prompt: Sequence[int], manifest:
     """
     import nir
 
-    from export.nir_graph import DT
-    from export.nir_runner import Runner
+    from export.nir.graph import DT
+    from export.nir.runner import Runner
 
     graph = nir.read(folder / "model.nir")
     options = manifest["nir"]
@@ -72,13 +72,12 @@ def verify_nir(model: SpikeModel, folder: Path, prompt: Sequence[int], manifest:
     currents = np.concatenate([model.embedding.current(token, place) for place, token in enumerate(tokens)])
     steps = model.shape.num_steps
     runner = Runner(graph, DT, subtractive=options["neuron"] == "lif")
-    out = runner.run(np.repeat(currents[None], steps, 0)) > 0
-    _, trace = TorchReference(model).run(tokens, logits=False)
-    want = np.concatenate(trace.sites[model.shape.num_hidden_layers - 1, "h"], 1)
+    out = runner.run(np.repeat(currents[None], steps, 0))
+    want = TorchReference(model).readout(tokens).reshape(out.shape)
     return {
         "executed": "LIF with subtractive reset" if options["neuron"] == "lif" else "standard nodes, no metadata",
         "tokens": len(tokens),
-        "equal_output_spikes": float((out == want).mean()),
+        f"equal_output_{'spikes' if model.shape.readout == 'rate' else 'values'}": float((out == want).mean()),
         "nodes": _count_nodes(graph),
     }
 

@@ -6,11 +6,9 @@ A backend is a `Decoder`: it feeds one token at a time. The event engine can do 
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
-from spikeopd.errors import ConfigError, InputError
+from spikeopd.errors import InputError
+from spikeopd.sampling import Sampling as Sampling
+from spikeopd.sampling import choose as choose
+from spikeopd.sampling import generators as generators
 
 Array = NDArray[Any]
 Stopped = Literal["length", "eos", "context", "interrupted"]
 PHASES = ("prompt", "generation")
 MAX_BATCH = 32  # sequences decoded side by side; more are taken in turns
-LARGEST_SEED = 2**63 - 1  # as everywhere in SpikeOPD
 PROMPT_CHUNK = 128  # prompt tokens fed before the progress is reported and Ctrl-C is looked at
 
 
@@ -47,32 +47,6 @@ class Batch(Protocol):
     def prefill(self, sequence: int, tokens: Sequence[int]) -> tuple[Array, list[Activity]]: ...
 
     def step(self, sequences: Sequence[int], tokens: Sequence[int]) -> tuple[Array, list[Activity]]: ...
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    max_new_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            problems.append(f"temperature must be 0 or more, got {self.temperature}")
-        if self.top_k < 0:
-            problems.append(f"top-k must be 0 (off) or more, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            problems.append(f"top-p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            problems.append(f"seed must lie between 0 and 2^63 - 1, got {self.seed}")
-        if self.max_new_tokens < 0:
-            problems.append(f"max-new-tokens must be 0 or more, got {self.max_new_tokens}")
-        if problems:
-            raise ConfigError("; ".join(problems))
 
 
 @dataclass
@@ -102,47 +76,6 @@ class Result:
 
 
 Notify = Callable[[Result, int, int | None], None]  # result so far, sequence, new token (None: prompt progress)
-
-
-def choose(logits: Array, sampling: Sampling, generator: np.random.Generator) -> int:
-    """The next token. Ties go to the lower token number, so the choice is the same everywhere."""
-    if sampling.temperature == 0:
-        return int(np.argmax(logits))
-    candidates = np.arange(logits.size)
-    if 0 < sampling.top_k < logits.size:
-        candidates = _largest(logits, sampling.top_k)
-    kept = logits[candidates]
-    with np.errstate(over="ignore"):  # the largest is 0 after the subtraction; the others may fall to -infinity
-        weights = np.exp((kept - kept.max()) / sampling.temperature)
-    if sampling.top_p < 1:
-        order = np.lexsort((candidates, -weights))
-        reached = np.cumsum(weights[order]) >= sampling.top_p * weights.sum()
-        keep = np.sort(order[: int(np.argmax(reached)) + 1])
-        candidates, weights = candidates[keep], weights[keep]
-    cumulative = np.cumsum(weights)
-    place = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
-    return int(candidates[min(int(place), candidates.size - 1)])
-
-
-def _largest(logits: Array, count: int) -> Array:
-    """The `count` largest by value, then by lower index; in ascending order of index."""
-    limit = np.partition(logits, logits.size - count)[logits.size - count]
-    above, ties = np.flatnonzero(logits > limit), np.flatnonzero(logits == limit)
-    return np.sort(np.concatenate([above, ties[: count - above.size]]))
-
-
-def generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
-    """One random stream per sequence, fixed by seed, prompt and how often the same prompt came before.
-
-    So a sequence's tokens depend neither on the other prompts of the run nor on their order.
-    """
-    seen: Counter[tuple[int, ...]] = Counter()
-    streams = []
-    for prompt in prompts:
-        key = tuple(prompt)
-        streams.append(np.random.default_rng([seed, seen[key], *key]))
-        seen[key] += 1
-    return streams
 
 
 class _OneSequence:

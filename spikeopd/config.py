@@ -43,6 +43,23 @@ MODEL_PRESETS: dict[str, dict[str, int]] = {
 }
 # Options of earlier versions: accepted from an old config.yaml, without effect.
 RETIRED = {"train.compile": "nothing ever read it"}
+# Options of the student's block (spikeopd/models/bispikclm.py) by its name; the paper's, and the better one.
+BLOCKS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "residual_write": "spike",
+        "readout": "rate",
+        "distances": 0,
+        "neurons": "shared",
+        "scaled_surrogate": False,
+    },
+    "plus": {
+        "residual_write": "current",
+        "readout": "residual",
+        "distances": 16,
+        "neurons": "own",
+        "scaled_surrogate": True,
+    },
+}
 
 STAGE1 = "paper App. F, Stage 1 table"
 STAGE1_LOSS = "paper App. F, Eq. app_offline_total"
@@ -51,6 +68,7 @@ COLLAPSE = "paper, RQ2 and Table opd_multiseed"
 ADAM = "PyTorch's default; the paper says Adam and no more"
 NOT_STATED = "not stated by the paper"
 PRESET = "the preset when null"
+BLOCK = "the block when null"
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,24 @@ class ModelConfig:
     grid_bits: int | None = opt(
         14, "weights act in multiples of 2**-grid_bits: exact sums; null is off", at_least=1, at_most=23
     )
+    block: str = opt("paper", "the paper's block, or the better one", "docs/decisions.md", choices=tuple(BLOCKS))
+    residual_write: str | None = opt(
+        None,
+        "a sublayer adds its spikes times a gain, or its current, to the residual stream",
+        BLOCK,
+        choices=("spike", "current"),
+    )
+    readout: str | None = opt(
+        None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK, choices=("rate", "residual")
+    )
+    distances: int | None = opt(None, "distances with a learned current into S_A; 0 is none", BLOCK, at_least=0)
+    neurons: str | None = opt(
+        None,
+        "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron",
+        BLOCK,
+        choices=("shared", "own"),
+    )
+    scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
         "random", "blocks start random or from the teacher; embeddings and final LayerNorm always from the teacher"
     )
@@ -142,6 +178,9 @@ class Stage1Config:
     )
     gamma_feat: float = opt(
         0.5, "SFA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
+    )
+    deploy_updates: int = opt(
+        0, "last updates that run the deployable integers' forward pass; Stage 2 then stays in it", at_least=0
     )
     checkpoint_updates: tuple[int, ...] = opt(
         (), "also keep the student after these updates", "1k/2k/4k: initialisation study"
@@ -249,9 +288,14 @@ def load_config(recipe: str | Path = "tiny", overrides: Overrides = ()) -> Confi
 
 
 def with_overrides(config: Config, overrides: Overrides) -> Config:
-    """A copy with overrides applied and checked. A new `model.preset` does not undo sizes already set."""
+    """A copy with overrides applied and checked. A new `model.preset` does not undo sizes already set; a new
+    `model.block` brings its own options.
+    """
     problems: list[str] = []
-    return _build(_flat(config) | _overrides(overrides, problems), problems, "config")
+    values, changes = _flat(config), _overrides(overrides, problems)
+    if "model.block" in changes:
+        values |= {f"model.{name}": None for name in BLOCKS["paper"]}
+    return _build(values | changes, problems, "config")
 
 
 def config_from_dict(values: Mapping[str, Any], name: str = "config") -> Config:
@@ -339,6 +383,8 @@ def _build(values: Mapping[str, Any], problems: list[str], name: str) -> Config:
 def _fill_sizes(model: ModelConfig) -> ModelConfig:
     sizes = MODEL_PRESETS.get(model.preset, {})
     missing: dict[str, Any] = {name: size for name, size in sizes.items() if getattr(model, name) is None}
+    block = BLOCKS.get(model.block, {})
+    missing |= {name: value for name, value in block.items() if getattr(model, name) is None}
     model = replace(model, **missing)
     return model if model.word_embed_proj_dim else replace(model, word_embed_proj_dim=model.hidden_size)
 
@@ -408,6 +454,21 @@ def _check_checkpoint_updates(config: Config) -> list[str]:
         for update in config.stage1.checkpoint_updates
         if config.train.stage != "2" and not 1 <= update <= last
     ]
+
+
+def _check_deploy(config: Config) -> list[str]:
+    model, stage1 = config.model, config.stage1
+    if config.train.stage == "2" or not stage1.deploy_updates:
+        return []
+    found = []
+    if stage1.deploy_updates > stage1.updates:
+        found.append(f"stage1.deploy_updates: {stage1.deploy_updates} exceeds stage1.updates = {stage1.updates}")
+    if model.readout != "residual" or model.word_embed_proj_dim != model.hidden_size:
+        found.append(
+            "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
+            "set deploy_updates=0 or model.block=plus"
+        )
+    return found
 
 
 def _check_stage1_weights(config: Config) -> list[str]:
@@ -482,6 +543,11 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
         "model.preset model.max_position_embeddings stage2.prompt_length stage2.max_completion_length train.stage",
     ),
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
+    (
+        _check_deploy,
+        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.updates "
+        "stage1.deploy_updates train.stage",
+    ),
     (
         _check_stage1_weights,
         "stage1.lambda_emb stage1.lambda_attn stage1.lambda_feat stage1.lambda_soft stage1.lambda_hard",

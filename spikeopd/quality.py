@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-    from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
+    from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
     from spikeopd.rollout import Rollout
 
 Tokens = NDArray[np.int64]
@@ -114,14 +114,20 @@ class CollapseDetector:
 RATE_SITES = {"all": ("q", "k", "v", "r", "o", "x", "f", "y", "h"), "output": ("h",)}
 
 
-def layer_neurons(config: BiSpikCLMConfig, rate_scope: str) -> int:
+def rate_sites(config: PreTrainedConfig, rate_scope: str) -> list[str]:
+    """Those of RATE_SITES that this student's block has."""
+    return [site for site in RATE_SITES[rate_scope] if site in config.layer_sites]
+
+
+def layer_neurons(config: PreTrainedConfig, rate_scope: str) -> int:
     """N_l: neurons of one layer that count for its rate."""
-    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in RATE_SITES[rate_scope])
+    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in rate_sites(config, rate_scope))
 
 
-def rate_slots(config: BiSpikCLMConfig, rate_scope: str, positions: int = 1) -> int:
+def rate_slots(config: PreTrainedConfig, rate_scope: str, positions: int = 1) -> int:
     """Places for a spike in one layer, positions x T_s x N_l: a layer's rate is its spikes over this."""
-    return positions * config.num_steps * layer_neurons(config, rate_scope)
+    slots: int = positions * config.num_steps * layer_neurons(config, rate_scope)
+    return slots
 
 
 def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -> Tensor:
@@ -130,7 +136,8 @@ def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -
 
     def of(layer: int) -> Tensor:
         # Counted in float32: bfloat16 stops counting at 256.
-        first, *others = (recorder.spikes[layer, site].sum(dtype=torch.float32) for site in RATE_SITES[rate_scope])
+        sites = [site for site in RATE_SITES[rate_scope] if (layer, site) in recorder.spikes]
+        first, *others = (recorder.spikes[layer, site].sum(dtype=torch.float32) for site in sites)
         return sum(others, first)
 
     return torch.stack([of(layer) for layer in layers])

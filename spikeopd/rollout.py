@@ -1,4 +1,4 @@
-"""On-policy generation from the spiking student, and the random numbers it uses.
+"""On-policy generation from the spiking student, and its random numbers as tensors.
 
 A row's tokens depend on (seed, update, row) alone: not on the micro-batch or the rank it is sampled in.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from spikeopd import sampling
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.quality import RATE_SITES, layer_spikes
 
@@ -25,8 +25,7 @@ class Rollout:
 
 def uniforms(seed: int, update: int, rows: int, length: int) -> Tensor:
     """One number in [0, 1) for each row and position, float64 [rows, length]."""
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed ^ 0x5B1CE, update], dtype=np.uint64)))
-    return torch.from_numpy(generator.random((rows, length)))
+    return torch.from_numpy(sampling.uniforms(seed, update, rows, length))
 
 
 def sample(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
@@ -50,7 +49,7 @@ def rollout(
     The visited states are s_t = (prompt, y_<t): the last prompt token and all but the last sampled one.
     """
     training = student.training
-    student.eval()
+    student.train(False)
     spikes = torch.zeros(len(layers), device=prompts.device)
     tokens, past, sequence = prompts, None, [prompts]
     for t in range(uniform.shape[1]):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spikeopd.errors import BackendMissing, InputError
 from spikeopd.files import find_model
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 
+M = TypeVar("M", bound="PreTrainedModel")
 MODEL_TYPE = "bispikclm"
 
 
@@ -40,6 +42,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def no_bars() -> None:
+    """Loading says nothing: transformers' own bars off."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers has no types for it
+
+
+def place(model: M, device: torch.device | str) -> M:
+    """The model, moved to a device."""
+    model.to(device)  # type: ignore[arg-type] # transformers wraps `to` in a way that hides its type
+    return model
+
+
 def is_student(folder: Path) -> bool:
     """Whether a Hugging Face directory says that it holds a student; damaged ones do not."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
@@ -56,14 +71,13 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
     read_config(folder)
     try:
         import torch
-        from transformers.utils import logging
 
         from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
     except ImportError as error:
         raise BackendMissing(
             f"student {folder}: needs torch and transformers ({error}): pip install 'spikeopd[train]'"
         ) from error
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers has no types for it
+    no_bars()
     try:
         loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
             folder, dtype=dtype or torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from spikeopd.contracts import (
@@ -109,3 +111,41 @@ def random_model(shape: ModelShape | None = None, *, seed: int = 0, drive: float
     return SpikeModel(
         shape, "int8", 3686, embedding, residual_site(), tuple(layer() for _ in range(shape.num_hidden_layers)), head
     )
+
+
+def real_valued(model: SpikeModel, alpha: float = 0.5) -> SpikeModel:
+    """The same network in float32 with all shifts multiplied in, and a decay that does not truncate.
+
+    Every number is an integer or a short binary fraction, so that sums are exact in any order.
+    """
+
+    def site(values: Site) -> Site:
+        unit = np.float32(1 << values.shift)
+        return Site(values.threshold.astype(np.float32) / unit, values.bias.astype(np.float32) / unit, 0)
+
+    def layer(values: Layer) -> Layer:
+        wide = {f"w_{name}": getattr(values, f"w_{name}").astype(np.float32) for name in "qkvo12"}
+        if model.shape.residual_write == "current":
+            wide["w_o"] = wide["w_o"] * 2.0 ** values.shift_o.astype(np.float32)
+            wide["w_2"] = wide["w_2"] * 2.0 ** values.shift_y.astype(np.float32)
+        names = ("gain_o", "gain_y") if model.shape.residual_write == "spike" else ("bias_o", "bias_y")
+        written = {name: getattr(values, name).astype(np.float32) for name in names}
+        return Layer(**wide, **written, sites={name: site(values) for name, values in values.sites.items()})
+
+    e, head = model.embedding, model.head
+    rows = np.stack([e.current(token, 0) - e.position[0] for token in range(model.shape.vocab_size)])
+    shape = dataclasses.replace(model.shape, word_embed_proj_dim=model.shape.hidden_size)
+    ones = np.ones(model.shape.hidden_size)
+    embedding = Embedding(
+        table=rows.astype(np.float32),
+        row_scale=np.ones(len(rows), np.float32),
+        channel_gain=ones.astype(np.float32),
+        shift=0,
+        position=e.position.astype(np.float32),
+    )
+    scales = (
+        {"gamma": ones.astype(np.float32)} if shape.readout == "rate" else {"out_scale": ones, "out_bias": 0 * ones}
+    )
+    head = Head(head.row_scale, head.bias, head.epsilon, **scales)
+    layers = tuple(layer(values) for values in model.layers)
+    return SpikeModel(shape, "float32", alpha, embedding, site(model.embed_site), layers, head)

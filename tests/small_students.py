@@ -16,9 +16,10 @@ def small_student(
     vocab: int = 60,
     bias: bool = True,
     alpha: float | None = None,
+    **options: object,
 ) -> BiSpikCLMForCausalLM:
     """A student whose parameters are all in use. dyadic: alpha, threshold and all weights are short binary fractions,
-    so that every sum is exact in float32 whatever its order."""
+    so that every sum is exact in float32 whatever its order. options: more fields of the config."""
     torch.manual_seed(seed)
     config = BiSpikCLMConfig(
         vocab_size=vocab,
@@ -31,6 +32,7 @@ def small_student(
         alpha=alpha if alpha is not None else 0.875 if dyadic else 0.9,
         threshold=0.75 if dyadic else 0.7,
         grid_bits=6 if dyadic else 14,
+        **options,
     )
     model = BiSpikCLMForCausalLM(config).eval()
     with torch.no_grad():
@@ -48,3 +50,7 @@ def small_student(
 def tokens(count: int, vocab: int = 60, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocab, (count,), generator=generator).tolist()
+
+
+# Every option of the block away from the paper's.
+PLUS = {"residual_write": "current", "readout": "residual", "distances": 3, "neurons": "own", "scaled_surrogate": True}

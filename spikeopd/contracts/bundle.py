@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from spikeopd.contracts.model import (
+    COUNT_SHIFT,
     DECAY_BITS,
     MEMBRANE_MAX,
     WEIGHT_SHIFT,
@@ -51,8 +52,8 @@ STEPS_LIMIT = 1 << 10
 WRITE_SHIFT_LIMIT = 16  # of a current write: the shifted sum of a row still fits 32 bits
 
 # How a stored value becomes the model's. NIR's Threshold fires at `>`, so its file holds the float32 just below the
-# threshold; NIR's Affine adds its bias to the sum of weights, so it counts in weight units.
-TRANSFORMS = ("next_above", "weight_units")
+# threshold; a bias is added to the sum of weights or of counts, so it is stored in their units; a shift is a factor.
+TRANSFORMS = ("next_above", "weight_units", "count_units", "exponent")
 NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefore not stored
 
 
@@ -387,14 +388,14 @@ def _read(
         raise InputError(f"{where} holds values that are not finite; export the bundle again")
     if view["transform"]:
         values = _transform(values, view["transform"], precision)
-    if values.dtype.kind == "f" and spec[0] == "int32":
+    if values.dtype.kind == "f" and spec[0] in ("int32", "uint8"):
         if (np.abs(values) > np.float32(1 << 30)).any() or (values != np.rint(values)).any():
             raise InputError(f"{where} holds values that are not integers of 32 bits")
         values = values.astype(np.int32)
     problem = _meaningless(name, values, precision)
     if problem:
         raise InputError(f"{where} holds {problem}; export the bundle again")
-    return values
+    return values.astype(spec[0], copy=False)
 
 
 def _meaningless(name: str, values: Array, precision: Precision) -> str:
@@ -404,8 +405,8 @@ def _meaningless(name: str, values: Array, precision: Precision) -> str:
         return "thresholds that are not positive"
     if precision == "int8" and part == "threshold" and (values > MEMBRANE_MAX).any():
         return "thresholds beyond the 24-bit membrane"
-    if part in ("shift_o", "shift_y") and (values > WRITE_SHIFT_LIMIT).any():
-        return f"shifts beyond {WRITE_SHIFT_LIMIT}"
+    if part in ("shift_o", "shift_y") and ((values < 0) | (values > WRITE_SHIFT_LIMIT)).any():
+        return f"shifts outside 0 to {WRITE_SHIFT_LIMIT}"
     membrane = part in ("bias", "gain_o", "gain_y", "bias_o", "bias_y") and not name.startswith("head.")
     if precision == "int8" and membrane and (np.abs(values.astype(np.int64)) > MEMBRANE_MAX).any():
         return "values beyond the 24-bit membrane"
@@ -413,8 +414,12 @@ def _meaningless(name: str, values: Array, precision: Precision) -> str:
 
 
 def _transform(values: Array, transform: str, precision: Precision) -> Array:
-    if transform == "weight_units":
-        return np.asarray(values * np.float32(1 << WEIGHT_SHIFT if precision == "int8" else 1))
+    if transform in ("weight_units", "count_units"):
+        shift = WEIGHT_SHIFT if transform == "weight_units" else COUNT_SHIFT
+        return np.asarray(values * np.float32(1 << shift if precision == "int8" else 1))
+    if transform == "exponent":  # the model's k, stored as 2**k
+        mantissa, exponent = np.frexp(values)
+        return np.where(mantissa == 0.5, exponent - 1, -1).astype(np.float32)
     # The float32 above the stored one; for integers, whose neighbours are further apart, the next integer.
     return np.ceil(values) if precision == "int8" else np.nextafter(values, np.float32(np.inf))
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from spikeopd.diagnostics.prefixes import PrefixBank
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.quality import RATE_SITES, rate_slots, teacher_kl
+from spikeopd.quality import rate_sites, rate_slots, teacher_kl
 
 Array = NDArray[np.float64]
 HIDDEN = "h"
@@ -56,12 +56,14 @@ def membrane_discrepancy(u_self: Tensor, u_corp: Tensor) -> Tensor:
 
 def prefix_gap(paired: Paired) -> Array:
     """G_c(t), [K]."""
-    return (paired.kappa_self - paired.kappa_corp).mean(0)
+    gap: Array = (paired.kappa_self - paired.kappa_corp).mean(0)
+    return gap
 
 
 def spike_drift(paired: Paired) -> Array:
     """D_spk(c, t), [K]."""
-    return np.abs(paired.rate_self - paired.rate_corp).mean((0, 2))
+    drift: Array = np.abs(paired.rate_self - paired.rate_corp).mean((0, 2))
+    return drift
 
 
 def summary(paired: Paired) -> dict[str, object]:
@@ -97,7 +99,7 @@ def replay(
     student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, bank: PrefixBank, rows: int = 16, chunk: int = 256
 ) -> Paired:
     """Feed both sources of the bank through student and teacher; nothing is sampled."""
-    student.eval()
+    student.train(False)
     found = []
     for at in range(0, len(bank.prompts), rows):
         sides = [
@@ -117,14 +119,16 @@ def _observe(
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     """kappa [n, K], rates [n, K, L], then H and U of each layer [T_s, n, K, d], at the last K positions."""
     ids = ids.to(student.device)
-    layers, sites = range(student.config.num_hidden_layers), RATE_SITES["all"]
+    layers, sites = range(student.config.num_hidden_layers), rate_sites(student.config, "all")
     recorder = Recorder(sites, membranes_of=(HIDDEN,), tokens=slice(-k, None))
     features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state[:, -k:]
     target, head = run_teacher(teacher, ids, internals=False).features[:, -k:], output_table(teacher)
-    pairs = zip(features.flatten(0, 1).split(chunk), target.flatten(0, 1).split(chunk), strict=True)
+    pairs = zip(*(torch.split(part.flatten(0, 1), chunk) for part in (features, target)), strict=True)
     kappa = torch.cat([teacher_kl(student.lm_head(q).float(), head(p).float()) for q, p in pairs])
     slots = rate_slots(student.config, "all")
-    rates = [sum(recorder.spikes[layer, site].sum((0, 3)) for site in sites) / slots for layer in layers]
+    rates = [
+        torch.stack([recorder.spikes[layer, site].sum((0, 3)) for site in sites]).sum(0) / slots for layer in layers
+    ]
     hidden = [recorder.spikes[layer, HIDDEN] for layer in layers]
     return (
         kappa.view(len(ids), k),

@@ -45,7 +45,7 @@ class PrefixBank:
 
     @property
     def length(self) -> int:
-        return self.self_tokens.shape[1]
+        return int(self.self_tokens.shape[1])
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ def generate_bank(
     uniform = uniforms(options.seed, 0, options.prompts, length)
     parts = [
         rollout(student, ids.to(student.device), u, options.temperature).sequences[:, -length:].cpu()
-        for ids, u in zip(torch.from_numpy(whole[:, :prompt]).split(rows), uniform.split(rows), strict=True)
+        for ids, u in zip(
+            torch.split(torch.from_numpy(whole[:, :prompt]), rows), torch.split(uniform, rows), strict=True
+        )
     ]
     about = describe(student, data, options)
     return PrefixBank(whole[:, :prompt], torch.cat(parts).numpy(), whole[:, prompt:], about)
@@ -104,4 +106,5 @@ def load_bank(path: Path | str) -> PrefixBank:
         or any(array.ndim != 2 for array in arrays)
     ):
         raise InputError(f"prefix bank {path}: not a bank of format {FORMAT}; remove it to generate it anew")
-    return PrefixBank(*arrays, about)
+    prompts, self_tokens, corpus_tokens = arrays
+    return PrefixBank(prompts, self_tokens, corpus_tokens, about)

@@ -7,11 +7,11 @@ context too long for the position table loses its beginning: all as the harness'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -19,14 +19,14 @@ from lm_eval.api.model import TemplateLM
 from spikeopd.errors import InputError
 from spikeopd.evaluation.generation import generate
 from spikeopd.evaluation.scoring import Codec, Item, Limits, Scored, Scorer, make_item, score
+from spikeopd.reporting import Progress, shown
+from spikeopd.sampling import Sampling, generators
 
-# (name, total) -> a context whose value has advance(count)
-Progress = Callable[[str, int], AbstractContextManager[Any]]
 GENERATION_BATCH = 16
 GENERATION_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "seed"}
 
 
-class HarnessLM(TemplateLM):
+class HarnessLM(TemplateLM):  # type: ignore[misc] # the harness has no types
     """`lm_eval.simple_evaluate(model=HarnessLM(scorer, tokenizer), …)`."""
 
     backend = "causal"
@@ -70,18 +70,17 @@ class HarnessLM(TemplateLM):
         return list(self._encode(string, add_special_tokens))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        return super().loglikelihood(requests, disable_tqdm=True)
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return answers
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        items = [make_item(context, continuation, self.max_length) for _, context, continuation in requests]
-        self.truncated += sum(
-            len(context) + len(continuation) > self.max_length + 1 for _, context, continuation in requests
-        )
+        items = [make_item(request[1], request[2], self.max_length) for request in requests]
+        self.truncated += sum(len(request[1]) + len(request[2]) > self.max_length + 1 for request in requests)
         answers = [(result.total, result.greedy) for result in self._score(items, "log-likelihoods")]
-        for (texts, _, _), answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood", texts, answer)
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], answer)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
@@ -105,6 +104,11 @@ class HarnessLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         answers: list[str] = [""] * len(requests)
         plans = [self._generation(*request.args) for request in requests]
+        # Of all requests together, so that a continuation does not depend on the batch.
+        streams: dict[int, np.random.Generator] = {}
+        for seed in {plan[1][3] for plan in plans}:
+            places = [index for index, plan in enumerate(plans) if plan[1][3] == seed]
+            streams |= zip(places, generators([plans[index][0] for index in places], seed), strict=True)
         # Same options and similar length together; the place in the list is kept with each.
         order = sorted(range(len(plans)), key=lambda i: (repr(plans[i][1]), -len(plans[i][0]), i))
         size = self.limits.sequences or GENERATION_BATCH
@@ -114,7 +118,7 @@ class HarnessLM(TemplateLM):
                 runs[-1].append(index)
             else:
                 runs.append([index])
-        with self._shown("generations", len(requests)) as advance:
+        with shown(self._progress, "generations", len(requests)) as advance:
             for run in runs:
                 length, until, temperature, seed = plans[run[0]][1]
 
@@ -124,8 +128,13 @@ class HarnessLM(TemplateLM):
                     text = self.codec.decode(tokens)
                     return any(term in text for term in until)
 
-                prompts = [plans[index][0] for index in run]
-                made = generate(self.scorer, prompts, length, temperature=temperature, seed=seed, stop=finished)
+                made = generate(
+                    self.scorer,
+                    [plans[index][0] for index in run],
+                    Sampling(temperature, seed=seed, max_new_tokens=length),
+                    [streams[index] for index in run],
+                    finished,
+                )
                 for index, tokens in zip(run, made, strict=True):
                     answers[index] = _before(self.codec.decode(tokens), until)
                     self.cache_hook.add_partial("generate_until", requests[index].args, answers[index])
@@ -151,25 +160,8 @@ class HarnessLM(TemplateLM):
         return prompt, (length, tuple(term for term in until if term), temperature, int(options.get("seed", 0)))
 
     def _score(self, items: Sequence[Item], name: str) -> list[Scored]:
-        with self._shown(name, len(items)) as advance:
+        with shown(self._progress, name, len(items)) as advance:
             return score(self.scorer, items, self.limits, advance)
-
-    def _shown(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        return _Shown(self._progress, name, total)
-
-
-class _Shown:
-    """`with _Shown(…) as advance`: the progress asked for, or none."""
-
-    def __init__(self, progress: Progress | None, name: str, total: int) -> None:
-        self._context = progress(name, total) if progress else None
-
-    def __enter__(self) -> Callable[[int], None]:
-        return self._context.__enter__().advance if self._context else lambda count: None
-
-    def __exit__(self, *error: Any) -> None:
-        if self._context:
-            self._context.__exit__(*error)
 
 
 def _before(text: str, until: tuple[str, ...]) -> str:

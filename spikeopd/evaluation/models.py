@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from spikeopd.arguments import PRECISIONS
 from spikeopd.errors import BackendMissing, InputError
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
-from spikeopd.students import is_student, load_student
+from spikeopd.sampling import generators, row_generators
+from spikeopd.students import is_student, load_student, no_bars, place
 from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -29,8 +34,12 @@ class Model:
     tokenizer: Tokenizer
     about: dict[str, Any]
 
+    def streams(self, prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
+        """Random numbers of each prompt. A bundle's are those of `spikeopd-run-lava`: both give the same text."""
+        return generators(prompts, seed) if self.about["kind"] == "bundle" else row_generators(seed, len(prompts))
 
-def open_model(name: str, *, tokenizer: str | None = None, device: str | None = None, dtype: str = "float32") -> Model:
+
+def open_model(name: str, *, tokenizer: str | None = None, device: str | None = None, precision: str = "fp32") -> Model:
     """Find out what MODEL is and load it.
 
     A folder with manifest.json is a bundle; a folder with config.json is a Hugging Face model, and a run folder of
@@ -46,7 +55,7 @@ def open_model(name: str, *, tokenizer: str | None = None, device: str | None = 
         scorer, text, about = open_bundle(path, tokenizer)
         model = Model(name, scorer, text, about)
     else:
-        model = _open_torch(name, path, tokenizer, device, dtype)
+        model = _open_torch(name, path, tokenizer, device, PRECISIONS[precision])
     _check_vocabulary(model)
     return model
 
@@ -86,7 +95,6 @@ def _folder(name: str) -> Path | None:
 def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str | None, dtype: str) -> Model:
     try:
         import torch
-        from transformers.utils import logging
 
         from spikeopd.evaluation.torch_model import TorchScorer
         from spikeopd.models.teacher import fingerprint, load_teacher
@@ -94,7 +102,7 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
         raise BackendMissing(
             f"model {name}: a checkpoint needs torch and transformers ({error}): pip install 'spikeopd[train]'"
         ) from error
-    logging.disable_progress_bar()
+    no_bars()
     where = str(path) if path is not None else name
     # A GGUF file is the model itself; its tokenizer lies beside it.
     own = path.parent if path is not None and path.is_file() else where
@@ -107,12 +115,12 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
             model = load_teacher(where, attentions=False, dtype=getattr(torch, dtype))
         except InputError as error:
             raise InputError(str(error).replace("teacher:", "model:", 1)) from error
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        model.to(place)
+        place(model, chosen)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {place}: {str(error).splitlines()[0]}") from error
-    about = {**_about(model, place, dtype, fingerprint(model)), "folder": str(path) if path is not None else None}
+        raise InputError(f"--device {chosen}: {str(error).splitlines()[0]}") from error
+    about = {**_about(model, chosen, dtype, fingerprint(model)), "folder": str(path) if path is not None else None}
     return Model(name, TorchScorer(model), text, about)
 
 

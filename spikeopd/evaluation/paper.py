@@ -72,7 +72,6 @@ CONTROLLED = (
 )
 
 SCALES = {(768, 12): "0.125B", (1024, 24): "0.35B", (2048, 24): "1.3B"}  # (hidden size, layers) of OPT's sizes
-CHOICES = ("auto", "0.125B", "0.35B", "1.3B", "controlled", "none")
 
 
 def scale_of(shape: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ least window - stride tokens before it (where the text has them).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from spikeopd import quality
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Item, Limits, score
+from spikeopd.reporting import Progress, Report, shown
 from spikeopd.text.sources import Split, open_source
 from spikeopd.text.tokens import prepare
 
@@ -58,7 +59,7 @@ def perplexity(
     stride: int | None = None,
     max_tokens: int | None = None,
     limits: Limits | None = None,
-    progress: Any = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Perplexity per token and per byte of one part of a text source."""
     scorer = model.scorer
@@ -74,13 +75,8 @@ def perplexity(
     if len(tokens) < len(data.tokens):
         text_bytes = _bytes(model, tokens)
     items = windows(tokens, window, stride)
-    advance: Callable[[int], None] | None = None
-    if progress is None:
-        results = score(scorer, items, limits)
-    else:
-        with progress("perplexity", len(items)) as shown:
-            advance = shown.advance
-            results = score(scorer, items, limits, advance)
+    with shown(progress, "perplexity", len(items)) as advance:
+        results = score(scorer, items, limits, advance)
     nats = -math.fsum(result.total for result in results)
     scored = sum(len(item.targets) for item in items)
     bits = nats / math.log(2) / text_bytes if text_bytes else None
@@ -100,6 +96,17 @@ def perplexity(
         "bits_per_byte": bits,
         "byte_perplexity": None if bits is None else 2.0**bits,
     }
+
+
+def describe(model: Model, result: Mapping[str, Any]) -> Report:
+    """What `spikeopd-eval perplexity` writes and prints of a result."""
+    text = (
+        f"{model.name} on {result['source']} ({result['split']}): {result['tokens']} tokens, {result['bytes']} bytes\n"
+        f"perplexity per token  {result['perplexity']:.4f}\n"
+        f"perplexity per byte   {result['byte_perplexity']:.4f}\n"
+        f"bits per byte         {result['bits_per_byte']:.4f}"
+    )
+    return Report({"model": model.name, **model.about, **result, "definitions": DEFINITIONS}, text)
 
 
 def _bytes(model: Model, tokens: NDArray[Any]) -> int:

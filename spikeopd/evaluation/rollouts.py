@@ -12,10 +12,12 @@ from spikeopd.errors import ConfigError
 from spikeopd.evaluation import paper
 from spikeopd.evaluation.generation import generate, in_batches
 from spikeopd.evaluation.models import Model
-from spikeopd.evaluation.zeroshot import align
 from spikeopd.quality import rollout_statistics
+from spikeopd.reporting import Progress, Report, shown
+from spikeopd.sampling import LARGEST_SEED, Sampling
+from spikeopd.tables import aligned
 from spikeopd.text.sources import Split, open_source
-from spikeopd.text.tokens import LARGEST_SEED, batch, prepare
+from spikeopd.text.tokens import batch, prepare
 
 PROMPT_LENGTH = 480  # the paper's; shortened to what the model holds
 LENGTH = 32
@@ -42,7 +44,7 @@ def rollouts(
     samples: int = 3,
     max_tokens: int | None = None,
     batch_size: int | None = None,
-    progress: Any = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Continue `prompts` windows of a text source; temperature 0 is greedy. Tokens follow from the seed alone."""
     most = model.scorer.max_length - length
@@ -60,24 +62,13 @@ def rollouts(
         raise ConfigError(f"--prompt-length {prompt_length} must lie between 1 and {most}, to leave room for {length}")
     text = prepare(open_source(source), model.tokenizer, split, max_tokens=max_tokens)
     rows = batch(text, batch_size=prompts, length=prompt_length, seed=seed, step=0).tolist()
+    sampling = Sampling(temperature, seed=seed, max_new_tokens=length)
+    streams = model.streams(rows, seed)
     made: list[list[int]] = []
-    shown = progress("rollouts", prompts) if progress else None
-    bar = shown.__enter__() if shown else None
-    try:
+    with shown(progress, "rollouts", prompts) as advance:
         for part in in_batches(prompts, batch_size or BATCH):
-            made += generate(
-                model.scorer,
-                [rows[row] for row in part],
-                length,
-                temperature=temperature,
-                seed=seed,
-                first_row=part.start,
-            )
-            if bar:
-                bar.advance(len(part))
-    finally:
-        if shown:
-            shown.__exit__(None, None, None)
+            made += generate(model.scorer, rows[part], sampling, streams[part])
+            advance(part.stop - part.start)
     decode = model.tokenizer.decode
     return {
         "source": source,
@@ -96,6 +87,23 @@ def rollouts(
     }
 
 
+def describe(model: Model, result: Mapping[str, Any], beside: str = "none") -> Report:
+    """What `spikeopd-eval rollouts` writes and prints of a result; beside: the paper's rows to show."""
+    rows = paper.rows(beside, {})
+    summary = {
+        "model": model.name,
+        **model.about,
+        **result,
+        "definitions": DEFINITIONS,
+        "paper": {"rows": [row.to_dict() for row in rows]},
+    }
+    samples = [
+        f"\n{number}. … {' '.join(sample['prompt'].split())[-100:]} ⇒ {' '.join(sample['continuation'].split())}"
+        for number, sample in enumerate(result["samples"], start=1)
+    ]
+    return Report(summary, table(model.name, result, rows) + "".join(samples))
+
+
 def table(name: str, result: Mapping[str, Any], rows: Sequence[paper.Row]) -> str:
     """Adj and Dist-4 in percent and Run in tokens, as the paper prints them."""
     lines = [["", "Adj. %", "Dist.-4 %", "Run"]]
@@ -103,4 +111,4 @@ def table(name: str, result: Mapping[str, Any], rows: Sequence[paper.Row]) -> st
     for row in rows:
         if row.run is not None:
             lines.append([f"paper: {row.method} {row.scale}", f"{row.adj:.2f}", f"{row.dist4:.2f}", f"{row.run:.4f}"])
-    return align(lines)
+    return "\n".join(aligned(lines))

@@ -81,10 +81,10 @@ def packaged_file(benchmark: Benchmark) -> Path:
     return path
 
 
-def data_files(data_dir: Path, benchmarks: Sequence[Benchmark], option: str = "--data-dir") -> dict[str, Path]:
+def data_files(data_dir: Path, benchmarks: Sequence[Benchmark]) -> dict[str, Path]:
     """The file of each benchmark. Those that are missing are all named at once, with where to get them."""
     if not data_dir.is_dir():
-        raise InputError(f"{option} {data_dir}: no such folder; it holds TASK/SPLIT.jsonl (docs/evaluation.md)")
+        raise InputError(f"--benchmarks {data_dir}: no such folder; it holds TASK/SPLIT.jsonl (docs/evaluation.md)")
     found: dict[str, Path] = {}
     missing: list[str] = []
     for benchmark in benchmarks:
@@ -99,7 +99,7 @@ def data_files(data_dir: Path, benchmarks: Sequence[Benchmark], option: str = "-
         there = ",".join(found)
         instead = f", or evaluate only what is there: --tasks {there}" if there else ""
         raise InputError(
-            f"{option} {data_dir} lacks {len(missing)} of {len(benchmarks)} tasks. {'. '.join(missing)}. "
+            f"--benchmarks {data_dir} lacks {len(missing)} of {len(benchmarks)} tasks. {'. '.join(missing)}. "
             f"Save the split as one JSON object per line with the dataset's field names{instead}"
         )
     for benchmark in benchmarks:

@@ -34,7 +34,8 @@ class TorchScorer:
                 f"a recurrent model ({model.config.model_type}) keeps a state that can be neither padded nor shared; "
                 "evaluate it with the harness's own command"
             )
-        self.model = model.eval()
+        self.model = model
+        model.train(False)
         config = model.config.get_text_config()
         lengths = [getattr(config, name) for name in LENGTH_FIELDS if getattr(config, name, None)]
         self.max_length = int(lengths[0]) if lengths else DEFAULT_LENGTH
@@ -75,8 +76,8 @@ class TorchScorer:
             logits = rows.extend([rest[index] for index in chunk], max(wanted))
             for index, count, outputs in zip(chunk, wanted, logits, strict=True):
                 parts[index].append(outputs[-count:])
-        for (row, item), logits in zip(members, parts, strict=True):
-            results[row].append(_scored(torch.cat(logits), item))
+        for (row, item), found in zip(members, parts, strict=True):
+            results[row].append(_scored(torch.cat(found), item))
         return results
 
     @torch.inference_mode()
@@ -141,7 +142,8 @@ class _Rows:
             **options,
         )
         self.cache = output.past_key_values if self.caching else None
-        return output.logits
+        logits: Tensor = output.logits
+        return logits
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:

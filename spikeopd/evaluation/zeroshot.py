@@ -6,7 +6,8 @@ import contextlib
 import logging
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from spikeopd.evaluation import paper
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Limits
 from spikeopd.evaluation.tasks import BENCHMARKS, Benchmark, data_files, local_task, packaged_file
+from spikeopd.reporting import Note, Progress, Report
+from spikeopd.tables import aligned
 
 METRICS = ("acc", "acc_norm")
 DEFINITIONS = {
@@ -47,7 +50,7 @@ def evaluate(
     data_dir: Path | None = None,
     limit: int | None = None,
     limits: Limits | None = None,
-    progress: Any = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score one model. With `data_dir` nothing is asked of the network."""
     files = data_files(data_dir, benchmarks) if data_dir else {}
@@ -80,7 +83,7 @@ def evaluate(
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"the benchmarks could not be read ({type(error).__name__}: {reason}); "
-                "check the network, or give local files with --data-dir"
+                "check the network, or give local files with --benchmarks"
             ) from error
         except Exception as error:
             where = _data_error(error, files)
@@ -95,6 +98,56 @@ def evaluate(
         "bos": f"{lm._bos!r} in front of every text",
         "harness": {"lm_eval": _harness_version(), "tasks": {name: output["versions"][name] for name in tasks}},
     }
+
+
+def report(
+    name: str,
+    runs: Sequence[tuple[int | None, str]],
+    load: Callable[[str], Model],
+    benchmarks: Sequence[Benchmark],
+    *,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    metric: str = "acc",
+    beside: str = "auto",
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    note: Note = lambda line: None,
+) -> Report:
+    """Score the runs (`models_of`), each opened by `load`; mean and spread over them, the paper's rows beside."""
+    results: list[dict[str, Any]] = []
+    for seed, run in runs:
+        model = load(run)
+        limits = Limits.on(model.about.get("device", "cpu"), batch_size)
+        result = evaluate(model, benchmarks, data_dir=data_dir, limit=limit, limits=limits, progress=progress)
+        if result["truncated_requests"]:
+            note(
+                f"{run}: {result['truncated_requests']} requests were longer than the model's "
+                f"{model.scorer.max_length} positions and lost their beginning"
+            )
+        results.append({"model": run, "seed": seed, **model.about, **result})
+    shape = results[0]["shape"]
+    rows, scale = paper.rows(beside, shape), paper.scale_of(shape)
+    summary = {
+        "metric": metric,
+        **aggregate(results, metric),
+        "definitions": DEFINITIONS,
+        "data": str(data_dir) if data_dir else "hub",
+        "limit": limit,
+        "batch_size": "auto" if batch_size is None else str(batch_size),
+        "runs": results,
+        "paper": {
+            "scale_of_model": scale,
+            "metric": "accuracy; the paper does not say whether any column is length-normalised",
+            "rows": [row.to_dict() for row in rows],
+        },
+    }
+    lines = [table(name, summary, rows)]
+    if limit is not None:
+        lines.append(f"note: only the first {limit} questions of each task: not comparable with full results")
+    if rows and scale is None:
+        lines.append("note: this model has none of the paper's sizes; its rows are there for orientation")
+    return Report(summary, "\n".join(lines))
 
 
 def _numbers(output: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -144,17 +197,7 @@ def table(name: str, summary: Mapping[str, Any], rows: Sequence[paper.Row]) -> s
         lines.append(
             [f"paper: {row.method} {row.scale}", *(f"{numbers[task]:.1f}" for task in tasks), f"{mean:.1f}{spread}"]
         )
-    return align([head, *lines])
-
-
-def align(lines: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width: the first to the left, numbers to the right."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                  for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    )  # fmt: skip
+    return "\n".join(aligned([head, *lines]))
 
 
 def _percent(entry: Mapping[str, float | None]) -> str:
@@ -177,30 +220,27 @@ def _data_error(error: Exception, files: Mapping[str, Path]) -> str | None:
     reason = " ".join(str(error.__cause__ or error).split())[:200]
     if files:
         return f"{', '.join(map(str, files.values()))}: not all are readable JSON lines ({reason})"
-    return f"the benchmarks could not be read ({reason}); check the network, or give local files with --data-dir"
+    return f"the benchmarks could not be read ({reason}); check the network, or give local files with --benchmarks"
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """The harness's own bars and remarks off: progress is ours, results go to stdout."""
     import datasets
-    import tqdm
+    from lm_eval.api import task
 
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
     levels = [logger.level for logger in loggers]
-    original = tqdm.tqdm.__init__
-
-    def quiet(self: Any, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **{**options, "disable": True})
-
+    bars, bar = datasets.utils.logging.is_progress_bar_enabled(), task.tqdm
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    tqdm.tqdm.__init__ = quiet
+    task.tqdm = partial(bar, disable=True)  # the harness has no switch for the bar of its requests
     try:
         yield
     finally:
-        tqdm.tqdm.__init__ = original
-        datasets.enable_progress_bars()
+        task.tqdm = bar
+        if bars:
+            datasets.enable_progress_bars()
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -34,6 +34,9 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     weights = branch_weights(options).to(device)
     scale = (weights / sizes).float()
     for update in run.updates(options.updates):
+        if options.deploy_updates:  # the last updates train what will be deployed
+            deployed = update >= options.updates - options.deploy_updates
+            objective.student.config.deploy_precision = "int8" if deployed else "none"
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):

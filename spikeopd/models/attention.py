@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from spikeopd.models.neurons import Neuron, lif
-
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[time, batch, token, d] -> [time, batch, head, token, d_h]"""
@@ -24,22 +22,14 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(2, 3).flatten(-2)
 
 
-def spiking_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    threshold_a: Tensor,
-    threshold_r: Tensor,
-    alpha: float,
-    xi: float,
-    neuron: Neuron = lif,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(A, R, C, Z). mask [batch, 1, query, key] is 1 where a query may see a key; thresholds are [head]."""
-    counts = _matmul(q, k.transpose(-1, -2)) * mask
-    a = neuron(counts, threshold_a.view(-1, 1, 1), alpha, xi) * mask
-    z = _matmul(a, v)
-    return a, neuron(z, threshold_r.view(-1, 1, 1), alpha, xi), counts, z
+def coincidences(q: Tensor, k: Tensor) -> Tensor:
+    """C[i, j] = Q_i . K_j for every pair of tokens, [time, batch, head, query, key]."""
+    return _matmul(q, k.transpose(-1, -2))
+
+
+def values(a: Tensor, v: Tensor) -> Tensor:
+    """Z = A V, [time, batch, head, query, d_h]."""
+    return _matmul(a, v)
 
 
 def _matmul(x: Tensor, y: Tensor) -> Tensor:
@@ -57,6 +47,14 @@ def causal_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: i
         return mask
     valid = attention_mask.to(dtype)
     return mask * valid[:, None, None, :] * valid[:, None, keys - queries :, None]
+
+
+def key_distance(attention_mask: Tensor | None, queries: int, keys: int, distances: int, device) -> Tensor:
+    """min(i - j, distances - 1) of every pair, [query, key], or [batch, query, key] where the mask hides tokens:
+    distances count real tokens, as positions do. Pairs that causality forbids get 0.
+    """
+    position = torch.arange(keys, device=device) if attention_mask is None else attention_mask.long().cumsum(1)
+    return (position[..., keys - queries :, None] - position[..., None, :]).clamp(0, distances - 1)
 
 
 def pack_spikes(x: Tensor) -> Tensor:

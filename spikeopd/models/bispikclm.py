@@ -6,14 +6,25 @@ r"""BiSpikCLM, the spiking student, as Hugging Face classes. Read top to bottom:
                 h = h + g_2 * Y      X = S_H(h)
     logits = LN(mean over steps of X) Tok^T e^s + b
 
+That is the paper's block. Options of the config make the better one (`block: plus` in a recipe):
+
+    residual_write  "current": h = h + R W_O + b, h = h + F W_2 + b; S_O, S_2 and the gains vanish
+    readout         "residual": the head reads LN(mean over steps of h); S_H of the last block drives nothing
+    distances       D > 0: S_A also gets a learned current per head and distance, bias_a[head, min(i - j, D - 1)]
+    neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
+    scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
+    deploy_precision  "int8": every value on the grid of the deployable integers (models/grid.py), which float32 adds
+                    exactly: the student computes what its exported file computes, spike for spike and bit for bit
+
 Every neuron starts from rest at every token, so a token's T_s steps depend on other tokens through attention alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +34,28 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES
+from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT
 from spikeopd.errors import InputError
-from spikeopd.models.attention import causal_mask, merge_heads, spiking_attention, split_heads, update_cache
+from spikeopd.models import grid
+from spikeopd.models.attention import (
+    causal_mask,
+    coincidences,
+    key_distance,
+    merge_heads,
+    split_heads,
+    update_cache,
+    values,
+)
 from spikeopd.models.neurons import lif_membrane
 from spikeopd.registry import NEURONS, load
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
+BEHIND = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "f": "fc1", "y": "fc2"}  # site: projection
 
 
 class BiSpikCLMConfig(PreTrainedConfig):
-    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi`, `grid_bits`, `neuron`.
+    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi`, `grid_bits`, `neuron` and
+    the options of the block (top of this file), whose defaults are the paper's.
 
     grid_bits: block weights and biases act in multiples of 2**-grid_bits. A sum of such weights over binary spikes is
     exact in float32, hence the same in any order: decoding token by token, padding or splitting a batch cannot flip a
@@ -59,6 +81,12 @@ class BiSpikCLMConfig(PreTrainedConfig):
         xi: float = 2.0,
         grid_bits: int | None = 14,
         neuron: str = "lif",
+        residual_write: str = "spike",
+        readout: str = "rate",
+        distances: int = 0,
+        neurons: str = "shared",
+        scaled_surrogate: bool = False,
+        deploy_precision: str = "none",
         initializer_range: float = 0.02,
         use_cache: bool = True,
         pad_token_id: int | None = 1,
@@ -83,6 +111,12 @@ class BiSpikCLMConfig(PreTrainedConfig):
             raise InputError(f"model: neuron {neuron!r} does not exist; give one of {', '.join(NEURONS)}")
         if neuron != self.neuron:  # config.json names what is unusual
             self.neuron = neuron
+        self.residual_write = residual_write
+        self.readout = readout
+        self.distances = distances
+        self.neurons = neurons
+        self.scaled_surrogate = scaled_surrogate
+        self.deploy_precision = deploy_precision
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         if hidden_size % num_attention_heads:
@@ -91,6 +125,18 @@ class BiSpikCLMConfig(PreTrainedConfig):
             )
         if num_steps < 1:
             raise InputError(f"model: num_steps is {num_steps}; a neuron needs at least one step")
+        for name, allowed in (
+            ("residual_write", ("spike", "current")),
+            ("readout", ("rate", "residual")),
+            ("neurons", ("shared", "own")),
+            ("deploy_precision", ("none", "int8")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
+        if deploy_precision != "none" and (readout != "residual" or self.word_embed_proj_dim != hidden_size):
+            raise InputError(
+                "model: deploy_precision needs readout 'residual' and a token table as wide as the residual stream"
+            )
         super().__init__(
             pad_token_id=pad_token_id,
             bos_token_id=bos_token_id,
@@ -98,6 +144,11 @@ class BiSpikCLMConfig(PreTrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def layer_sites(self) -> tuple[str, ...]:
+        """The neuron sites of one layer, in the order in which they fire."""
+        return tuple(s for s in LAYER_SITES if self.residual_write == "spike" or s not in ("o", "y"))
 
 
 @dataclass
@@ -124,8 +175,8 @@ class Recorder:
         return sites, frozenset(self.membranes_of)
 
     def keep(self, layer: int, kept: dict[str, Tensor], membranes: dict[str, Tensor]) -> None:
-        for target, values in ((self.spikes, kept), (self.membranes, membranes)):
-            for site, value in values.items():
+        for target, found in ((self.spikes, kept), (self.membranes, membranes)):
+            for site, value in found.items():
                 target[layer, site] = self._cut(site, value)
 
     def _cut(self, site: str, value: Tensor) -> Tensor:
@@ -136,42 +187,62 @@ class Recorder:
         return part if value.requires_grad else part.clone()
 
 
-class _Snap(torch.autograd.Function):
-    """Round to the grid; the gradient passes as if nothing had happened."""
+class Neurons(NamedTuple):
+    """What a site's neurons are made of: [n], [heads, 1, 1] of `a`, [1] where shared. `unit`: see neurons.lif."""
 
-    @staticmethod
-    def forward(ctx, weight: Tensor, bits: int) -> Tensor:  # type: ignore[override]
-        return torch.round(weight * 2.0**bits) * 2.0**-bits
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return grad, None
+    threshold: Tensor
+    bias: Tensor | None = None
+    unit: Tensor | None = None
 
 
 class SpikeLinear(nn.Linear):
-    """A projection of spikes: current = X W^T + b, with W and b on the config's grid."""
+    """A projection of spikes: current = X W^T + b, with W and b as they act: on the grid of the config, or on the one
+    of the deployable integers. `writes`: it feeds the residual stream, not neurons.
+    """
 
-    def __init__(self, fan_in: int, fan_out: int, grid_bits: int | None) -> None:
+    def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
         super().__init__(fan_in, fan_out)
-        self.grid_bits = grid_bits
+        self.config, self.writes = config, writes
         self.keep_snapped = True
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
     def on_grid(self) -> tuple[Tensor, Tensor]:
         """Weight and bias as they act. Without gradient they are kept until a parameter changes."""
-        if self.grid_bits is None:
-            return self.weight, self.bias
         if torch.is_grad_enabled() and self.weight.requires_grad:
             self._snapped = None
-            return _Snap.apply(self.weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
-        key = (self.weight.data_ptr(), self.weight._version, self.bias._version, self.weight.dtype)
+            return self._act()
+        config = self.config
+        key = (self.weight.data_ptr(), self.weight.dtype, self.weight._version, self.bias._version, config.grid_bits,
+               config.deploy_precision)  # fmt: skip
         if self._snapped is None or self._snapped[0] != key:
             with torch.no_grad():
-                pair = _Snap.apply(self.weight, self.grid_bits), _Snap.apply(self.bias, self.grid_bits)
+                pair = self._act()
             if not self.keep_snapped:
                 return pair
             self._snapped = (key, *pair)
         return self._snapped[1:]
+
+    def _act(self) -> tuple[Tensor, Tensor]:
+        if self.config.deploy_precision != "none":
+            scale = self.scale()
+            unit = grid.RESIDUAL_UNIT if self.writes else scale / 2**WEIGHT_SHIFT
+            return grid.on_scale(self.weight, scale), grid.on_unit(self.bias, unit)
+        bits = self.config.grid_bits
+        if bits is None:
+            return self.weight, self.bias
+        return grid.snap(self.weight, bits), grid.snap(self.bias, bits)
+
+    def scale(self) -> Tensor:
+        """sigma_n: what one step of neuron n's integer weights is worth. float64 [out], no gradient."""
+        if self.writes:
+            return grid.write_scale(self.weight)
+        return grid.site_scale(self.weight, self.bias, self.config.threshold)
+
+    def neurons(self) -> Neurons:
+        """The neurons behind the projection on the integer grid; their bias is the projection's."""
+        unit = self.scale() / 2**WEIGHT_SHIFT
+        threshold = torch.full_like(self.bias, self.config.threshold, dtype=torch.float64)
+        return Neurons(grid.on_unit(threshold, unit, low=1).to(self.bias.dtype), None, unit)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.on_grid()
@@ -184,19 +255,44 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     def __init__(self, config: BiSpikCLMConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
-        d, ffn, heads, bits = config.hidden_size, config.ffn_dim, config.num_attention_heads, config.grid_bits
-        self.q_proj = SpikeLinear(d, d, bits)
-        self.k_proj = SpikeLinear(d, d, bits)
-        self.v_proj = SpikeLinear(d, d, bits)
-        self.out_proj = SpikeLinear(d, d, bits)
-        self.fc1 = SpikeLinear(d, ffn, bits)
-        self.fc2 = SpikeLinear(ffn, d, bits)
-        self.gain_o = nn.Parameter(torch.empty(d))
-        self.gain_y = nn.Parameter(torch.empty(d))
+        d, ffn, heads = config.hidden_size, config.ffn_dim, config.num_attention_heads
+        own, spike_write = config.neurons == "own", config.residual_write == "spike"
+        self.q_proj = SpikeLinear(d, d, config)
+        self.k_proj = SpikeLinear(d, d, config)
+        self.v_proj = SpikeLinear(d, d, config)
+        self.out_proj = SpikeLinear(d, d, config, writes=not spike_write)
+        self.fc1 = SpikeLinear(d, ffn, config)
+        self.fc2 = SpikeLinear(ffn, d, config, writes=not spike_write)
+        if spike_write:
+            self.gain_o = nn.Parameter(torch.empty(d))
+            self.gain_y = nn.Parameter(torch.empty(d))
         # Logarithms, because a threshold must stay positive whatever the optimizer does.
         self.log_threshold_a = nn.Parameter(torch.empty(heads))
-        self.log_threshold_r = nn.Parameter(torch.empty(heads))
+        self.bias_a = nn.Parameter(torch.empty(heads, config.distances)) if config.distances else None
+        self.log_threshold_r = nn.Parameter(torch.empty(d if own else heads))
+        self.bias_r = nn.Parameter(torch.empty(d)) if own else None
+        for site in ("x", "h"):
+            self.register_parameter(f"log_threshold_{site}", nn.Parameter(torch.empty(d)) if own else None)
+            self.register_parameter(f"bias_{site}", nn.Parameter(torch.empty(d)) if own else None)
         self.register_buffer("threshold", torch.tensor([config.threshold]), persistent=False)
+        self.calibrate: Callable[[str, Tensor], None] | None = None  # sees each current before its neurons do
+
+    def neurons(self, site: str) -> Neurons:
+        """Threshold, bias and unit of a site's neurons. The bias of a projection is added by the projection."""
+        config, integer = self.config, self.config.deploy_precision != "none"
+        if site in BEHIND:
+            return getattr(self, BEHIND[site]).neurons() if integer else Neurons(self.threshold)
+        log_threshold, bias = getattr(self, f"log_threshold_{site}"), getattr(self, f"bias_{site}")
+        threshold = self.threshold if log_threshold is None else log_threshold.exp()
+        if site == "r" and config.neurons == "shared":
+            threshold = threshold.repeat_interleave(config.hidden_size // config.num_attention_heads)
+        found = place(threshold, bias, grid.COUNT_UNIT if site in ("a", "r") else grid.RESIDUAL_UNIT, integer)
+        return found._replace(threshold=found.threshold.view(-1, 1, 1)) if site == "a" else found
+
+    def gain(self, site: str) -> Tensor:
+        """What a spike of S_O or S_2 adds to the residual stream."""
+        gain = self.gain_o if site == "o" else self.gain_y
+        return gain if self.config.deploy_precision == "none" else grid.on_unit(gain, grid.RESIDUAL_UNIT)
 
     def forward(
         self,
@@ -205,39 +301,47 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         mask: Tensor,
         cache: Cache | None = None,
         wanted: tuple[frozenset[str], frozenset[str]] | None = None,
+        distance: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """(X, h) of the next block, then the spikes and membranes asked for by `wanted`."""
         config = self.config
         alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, load(NEURONS[config.neuron])
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
-        threshold_a, threshold_r = self.log_threshold_a.exp(), self.log_threshold_r.exp()
 
-        def note(site: str, spikes: Tensor, current: Tensor, threshold: Tensor) -> Tensor:
+        def fire(site: str, current: Tensor) -> Tensor:
+            if self.calibrate is not None:
+                self.calibrate(site, current)
+            threshold, bias, unit = self.neurons(site)
+            if site == "a" and bias is not None and distance is not None:
+                bias = bias[:, distance].movedim(0, -3)
+            if bias is not None:
+                current = current + bias
+            if site == "a":
+                current = current * mask
+            spikes = neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
+            if site == "a":
+                spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:
                 if site in wanted[0]:
                     kept[site] = spikes
                 if site in wanted[1]:
-                    membranes[site] = lif_membrane(current.detach(), threshold.detach(), alpha)
+                    membranes[site] = lif_membrane(current.detach(), threshold.detach(), alpha, unit)
             return spikes
 
-        def fire(site: str, current: Tensor) -> Tensor:
-            return note(site, neuron(current, self.threshold, alpha, xi), current, self.threshold)
+        def write(h: Tensor, site: str, current: Tensor) -> Tensor:
+            return h + (current if config.residual_write == "current" else self.gain(site) * fire(site, current))
 
         q = split_heads(fire("q", self.q_proj(x)), heads)
         k = split_heads(fire("k", self.k_proj(x)), heads)
         v = split_heads(fire("v", self.v_proj(x)), heads)
         if cache is not None:
             k, v = update_cache(cache, self.index, k, v)
-        a, r, counts, z = spiking_attention(q, k, v, mask, threshold_a, threshold_r, alpha, xi, neuron)
-        note("a", a, counts, threshold_a.view(-1, 1, 1))
-        r = merge_heads(r)
-        note("r", r, merge_heads(z), threshold_r.repeat_interleave(config.hidden_size // heads))
-        o = fire("o", self.out_proj(r))
-        h = h + self.gain_o * o
+        a = fire("a", coincidences(q, k))
+        r = fire("r", merge_heads(values(a, v)))
+        h = write(h, "o", self.out_proj(r))
         f = fire("f", self.fc1(fire("x", h)))
-        y = fire("y", self.fc2(f))
-        h = h + self.gain_y * y
+        h = write(h, "y", self.fc2(f))
         return fire("h", h), h, kept, membranes
 
 
@@ -266,16 +370,26 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
         elif isinstance(module, BiSpikCLMBlock):
             head_dim = config.hidden_size // config.num_attention_heads
             # Signs at random: all-positive gains would lift the residual stream, and the firing rate, with depth.
-            for gain in (module.gain_o, module.gain_y):
+            for gain in (module.gain_o, module.gain_y) if config.residual_write == "spike" else ():
                 signs = torch.randint(0, 2, gain.shape, device=gain.device) * 2 - 1
                 hf_init.copy_(gain, signs * config.threshold / 2)
             nn.init.constant_(module.log_threshold_a, math.log(math.sqrt(head_dim) * config.threshold))
             nn.init.constant_(module.log_threshold_r, math.log(2.0))
+            if module.bias_a is not None:
+                hf_init.copy_(module.bias_a, start_distances(*module.bias_a.shape) * math.sqrt(head_dim))
+            if config.neurons == "own":
+                for site in ("x", "h"):
+                    nn.init.constant_(getattr(module, f"log_threshold_{site}"), math.log(config.threshold))
+                for site in ("r", "x", "h"):
+                    nn.init.zeros_(getattr(module, f"bias_{site}"))
             nn.init.constant_(module.threshold, config.threshold)
         elif isinstance(module, BiSpikCLMModel):
             nn.init.constant_(module.embed_gain, config.threshold / config.initializer_range)
             nn.init.zeros_(module.embed_bias)
             nn.init.zeros_(module.logit_scale)
+            if config.neurons == "own":
+                nn.init.constant_(module.log_threshold_embed, math.log(config.threshold))
+                nn.init.zeros_(module.bias_embed)
             nn.init.constant_(module.threshold, config.threshold)
 
 
@@ -292,6 +406,9 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         self.project_out = nn.Linear(d, width, bias=False) if factorised else None
         self.embed_gain = nn.Parameter(torch.empty(d))
         self.embed_bias = nn.Parameter(torch.empty(d))
+        own = config.neurons == "own"
+        self.log_threshold_embed = nn.Parameter(torch.empty(d)) if own else None
+        self.bias_embed = nn.Parameter(torch.empty(d)) if own else None
         self.layers = nn.ModuleList(BiSpikCLMBlock(config, index) for index in range(config.num_hidden_layers))
         self.final_layer_norm = nn.LayerNorm(d)
         self.logit_scale = nn.Parameter(torch.empty(()))  # s: logits are scaled by e^s
@@ -311,6 +428,32 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         if self.project_in is not None:
             tokens = self.project_in(tokens)
         return tokens + self.embed_positions(position_ids + POSITION_OFFSET)
+
+    def neurons(self) -> Neurons:
+        """The neurons of S_E."""
+        log_threshold = self.log_threshold_embed
+        threshold = self.threshold if log_threshold is None else log_threshold.exp()
+        return place(threshold, self.bias_embed, grid.RESIDUAL_UNIT, self.config.deploy_precision != "none")
+
+    def embedding_current(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """h before the first block, [batch, token, d]: constant over the steps."""
+        current = self.embed_gain * self.embed(input_ids, position_ids) + self.embed_bias
+        if self.config.deploy_precision == "none":
+            return current
+        exact = grid.embedding_current(
+            input_ids, position_ids + POSITION_OFFSET, self.embed_tokens.weight, self.embed_positions.weight,
+            self.embed_gain, self.embed_bias,
+        )  # fmt: skip
+        return grid.straight(exact, current)
+
+    def read(self, x: Tensor, h: Tensor) -> Tensor:
+        """What meets the output table. On the integer grid y / s_y, and the table's side multiplies by e^s."""
+        features = self.final_layer_norm((h if self.config.readout == "residual" else x).mean(0))
+        if self.config.deploy_precision != "none":
+            return grid.straight(grid.head_features(h, self.final_layer_norm), features)
+        if self.project_out is not None:
+            features = self.project_out(features)
+        return features * self.logit_scale.exp()
 
     def forward(
         self,
@@ -335,31 +478,58 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
                 f"sequence of {past + length} tokens is longer than the position table of "
                 f"{config.max_position_embeddings}; shorten the prompt or generate fewer tokens"
             )
-        embedded = self.embed(input_ids, position_ids)
-        h = (self.embed_gain * embedded + self.embed_bias).expand(config.num_steps, *embedded.shape)
-        x = load(NEURONS[config.neuron])(h, self.threshold, config.alpha, config.xi)
+        start = self.embedding_current(input_ids, position_ids)
+        h = start.expand(config.num_steps, *start.shape)
+        threshold, bias, unit = self.neurons()
+        current = h if bias is None else h + bias
+        neuron = load(NEURONS[config.neuron])
+        x = neuron(current, threshold, config.alpha, config.xi, config.scaled_surrogate, unit)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)
             recorder.keep(
                 -1,
                 {EMBED_SITE: x} if EMBED_SITE in sites else {},
-                {EMBED_SITE: lif_membrane(h.detach(), self.threshold, config.alpha)}
+                {EMBED_SITE: lif_membrane(current.detach(), threshold.detach(), config.alpha, unit)}
                 if EMBED_SITE in membranes_of
                 else {},
             )
+        distance = (
+            key_distance(attention_mask, length, past + length, config.distances, x.device)
+            if config.distances
+            else None
+        )
         mask = causal_mask(attention_mask, batch, length, past + length, x.device, x.dtype)
         for index, layer in enumerate(self.layers):
             wanted = None if recorder is None else recorder.wanted(index)
-            x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted)
+            x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted, distance)
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
-        features = self.final_layer_norm(x.mean(0))
-        if self.project_out is not None:
-            features = self.project_out(features)
         return BaseModelOutputWithPast(
-            last_hidden_state=features * self.logit_scale.exp(),
+            last_hidden_state=self.read(x, h),
             past_key_values=past_key_values if use_cache else None,
         )
+
+
+class OutputTable(nn.Linear):
+    """The tied, dense head: features to logits. On the integer grid the table is the embedding's int8 one; outside
+    training the logits are then the exported file's, bit for bit, in float64.
+    """
+
+    def __init__(self, base: BiSpikCLMModel) -> None:
+        super().__init__(base.config.word_embed_proj_dim, base.config.vocab_size)
+        self.base = (base,)  # not a submodule: only e^s is read
+
+    def forward(self, features: Tensor) -> Tensor:
+        (base,) = self.base
+        if base.config.deploy_precision == "none":
+            return super().forward(features)
+        exact = None if self.training else grid.head_logits(features, self.weight, base.logit_scale, self.bias)
+        if exact is not None and not torch.is_grad_enabled():
+            return exact
+        units = grid.row_units(self.weight)
+        table = grid.straight(grid.integer_rows(self.weight, units) * units[:, None], self.weight)
+        smooth = nn.functional.linear(features * base.logit_scale.exp(), table, self.bias)
+        return smooth if exact is None else grid.straight(exact, smooth.double())
 
 
 class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
@@ -370,7 +540,7 @@ class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
     def __init__(self, config: BiSpikCLMConfig) -> None:
         super().__init__(config)
         self.model = BiSpikCLMModel(config)
-        self.lm_head = nn.Linear(config.word_embed_proj_dim, config.vocab_size)
+        self.lm_head = OutputTable(self.model)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -407,6 +577,29 @@ def _positions(input_ids: Tensor, attention_mask: Tensor | None, past: int) -> T
     if attention_mask is None:
         return torch.arange(past, past + length, device=input_ids.device)[None].expand(input_ids.shape[0], -1)
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+
+
+def place(threshold: Tensor, bias: Tensor | None, unit: float, integer: bool) -> Neurons:
+    """Threshold and bias as they act: on multiples of `unit` if the neurons are integer."""
+    if not integer:
+        return Neurons(threshold, bias)
+    return Neurons(
+        grid.on_unit(threshold, unit, low=1),
+        None if bias is None else grid.on_unit(bias, unit),
+        torch.tensor([unit], dtype=torch.float64, device=threshold.device),
+    )
+
+
+def start_distances(heads: int, distances: int) -> Tensor:
+    """Where heads look before training, [head, distance] in units of sqrt(d_h): three of four at one of the last three
+    tokens and not at themselves, the fourth anywhere.
+    """
+    bias = torch.zeros(heads, distances)
+    for head in range(heads):
+        if 1 + head % 4 < min(4, distances):
+            bias[head] = -0.5
+            bias[head, 1 + head % 4] = 1.0
+    return bias
 
 
 def register() -> None:

@@ -4,14 +4,23 @@ one calibration pass that brings every projection's current to the scale of its 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from transformers import OPTForCausalLM, PreTrainedModel
 
-from spikeopd.config import ModelConfig
+from spikeopd.config import BLOCKS, ModelConfig
 from spikeopd.errors import InputError
 from spikeopd.losses import layer_map
-from spikeopd.models.bispikclm import BiSpikCLMBlock, BiSpikCLMConfig, BiSpikCLMForCausalLM, SpikeLinear
+from spikeopd.models.bispikclm import (
+    BiSpikCLMBlock,
+    BiSpikCLMConfig,
+    BiSpikCLMForCausalLM,
+    SpikeLinear,
+    start_distances,
+)
+from spikeopd.models.neurons import lif
 
 
 def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCausalLM:
@@ -31,6 +40,7 @@ def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCaus
             xi=model.xi,
             grid_bits=model.grid_bits,
             neuron=model.neuron,
+            **{name: getattr(model, name) for name in BLOCKS["paper"]},
             **special_tokens,
         )
     )
@@ -87,36 +97,107 @@ def _copy_block(block: BiSpikCLMBlock, layer: nn.Module) -> None:
             )
         mine.weight.copy_(theirs.weight)
         mine.bias.zero_()
+    # A spike of S_O or S_2 adds its signed gain: where that is negative, the row must ask for the opposite.
+    if block.config.residual_write == "spike":
+        block.out_proj.weight.mul_(block.gain_o.sign()[:, None])
+        block.fc2.weight.mul_(block.gain_y.sign()[:, None])
 
 
 @torch.no_grad()
 def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 1.0) -> None:
-    """Bring each neuron's current to mean 0 and standard deviation spread * V on this text, site after site.
+    """Bring every neuron site to a working point on this text, site after site: silent or saturated neurons pass no
+    gradient.
 
-    Silent or saturated sites pass no gradient; after this every site fires at a rate of about 0.2 to 0.3.
+    Projections: current of mean 0 and standard deviation spread * V per neuron, a firing rate of 0.2 to 0.3; sites with
+    neurons of their own the same, through V and b. S_A, and S_AV where a head shares V: V for a rate of RATES.
+    Writes to the residual stream: a share WRITE of the stream's own deviation.
     """
     base, config = student.model, student.config
     target = spread * config.threshold
     positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
-    embedded = base.embed(input_ids, positions)
-    base.embed_gain.copy_(target / embedded.flatten(0, 1).std(0).clamp(min=1e-6))
-    base.embed_bias.copy_(-base.embed_gain * embedded.flatten(0, 1).mean(0))
-    hooks = [
-        module.register_forward_pre_hook(lambda module, args: _rescale(module, args[0], target))
-        for module in student.modules()
-        if isinstance(module, SpikeLinear)
-    ]
+    embedded = base.embed(input_ids, positions).flatten(0, 1)
+    if config.neurons == "own":
+        # One gain for all channels keeps the teacher's directions, which the head reads; S_E has its own scales.
+        base.embed_gain.fill_(target / embedded.std(0).square().mean().sqrt())
+        base.embed_bias.zero_()
+        _own(base.log_threshold_embed, base.bias_embed, base.embed_gain * embedded, spread)
+    else:
+        base.embed_gain.copy_(target / embedded.std(0).clamp(min=1e-6))
+        base.embed_bias.copy_(-base.embed_gain * embedded.mean(0))
+    current_write = config.residual_write == "current"
+    hooks = []
+    for block in base.layers:
+        for name, module in block.named_modules():
+            if isinstance(module, SpikeLinear):
+                written = current_write and name in ("out_proj", "fc2")
+                hooks.append(
+                    module.register_forward_pre_hook(
+                        partial(_rescale_write if written else _rescale, target=WRITE * target if written else target)
+                    )
+                )
+        block.calibrate = partial(_calibrate_site, block, spread=spread)
     try:
         base(input_ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
+        for block in base.layers:
+            block.calibrate = None
 
 
-def _rescale(module: SpikeLinear, x: Tensor, target: float) -> None:
-    current = nn.functional.linear(x, module.weight).flatten(0, -2)
+RATES = {"a": 0.1, "r": 0.15}
+WRITE = 0.5
+
+
+def _calibrate_site(block: BiSpikCLMBlock, site: str, current: Tensor, spread: float) -> None:
+    config = block.config
+    if site == "a":
+        queries, keys = current.shape[-2:]
+        causal = torch.ones(queries, keys, dtype=torch.bool, device=current.device).tril()
+        pairs = current[..., causal].movedim(2, 0).flatten(2)  # [head, time, ...]
+        block.log_threshold_a.copy_(torch.stack([_threshold_for(x, RATES["a"], config.alpha) for x in pairs]).log())
+        if block.bias_a is not None:
+            block.bias_a.copy_(start_distances(*block.bias_a.shape) * block.log_threshold_a.exp()[:, None])
+    elif site in ("r", "x", "h") and config.neurons == "own":
+        _own(getattr(block, f"log_threshold_{site}"), getattr(block, f"bias_{site}"), current, spread)
+    elif site == "r":
+        heads = current.unflatten(-1, (config.num_attention_heads, -1)).movedim(-2, 0)
+        block.log_threshold_r.copy_(torch.stack([_threshold_for(x, RATES["r"], config.alpha) for x in heads]).log())
+
+
+def _own(log_threshold: Tensor, bias: Tensor, current: Tensor, spread: float) -> None:
+    """V = sigma / spread and b = - mu: the neuron of threshold V_0 under the current (I - mu) spread V_0 / sigma."""
+    flat = current.flatten(0, -2)
+    deviation = flat.std(0)
+    log_threshold.copy_((deviation.clamp(min=0.1 * deviation.median().item() + 1e-6) / spread).log())
+    bias.copy_(-flat.mean(0))
+
+
+def _threshold_for(current: Tensor, rate: float, alpha: float, rounds: int = 20) -> Tensor:
+    """V at which neurons under this current [time, ...] fire at `rate` on average, by bisection."""
+    low, high = current.new_tensor(1e-3), current.max() * current.shape[0] + 1
+    for _ in range(rounds):
+        middle = (low * high).sqrt()
+        if lif(current, middle, alpha).mean() > rate:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _rescale(module: SpikeLinear, arguments: tuple[Tensor], target: float) -> None:
+    """Each neuron's current to mean 0 and standard deviation `target`."""
+    current = nn.functional.linear(arguments[0], module.weight).flatten(0, -2)
     scale = target / current.std(0).clamp(min=1e-6)
     # A neuron that hears almost nothing must not get enormous weights: at most four times the typical scale.
     scale = scale.clamp(max=4 * scale.median().item())
     module.weight.mul_(scale[:, None])
+    module.bias.copy_(-scale * current.mean(0))
+
+
+def _rescale_write(module: SpikeLinear, arguments: tuple[Tensor], target: float) -> None:
+    """The whole write to mean 0 per channel and root mean square deviation `target`; its directions stay."""
+    current = nn.functional.linear(arguments[0].mean(0), module.weight).flatten(0, -2)
+    scale = target / current.var(0).mean().sqrt().clamp(min=1e-6)
+    module.weight.mul_(scale)
     module.bias.copy_(-scale * current.mean(0))

@@ -15,6 +15,8 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
+
 _ENABLED = os.environ.get("SPIKEOPD_LIF", "auto") != "torch"
 _CHUNK = 2048  # elements a thread works on at a time: five float32 streams of it stay in the first-level cache
 
@@ -64,10 +66,19 @@ def _threads() -> int:
     return threads
 
 
-def forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(membranes, spikes); with `unit`, of the integer neuron."""
     rows, length, repeat = _shape(current, threshold)
     flat = current.contiguous().view(current.shape[0], rows, length)
     membrane, spikes = torch.empty_like(flat), torch.empty_like(flat)
+    if unit is not None:
+        step = _integer_parallel if _threads() > 1 else _integer_rows
+        step(
+            0, rows,
+            flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), unit.reshape(-1).numpy(), repeat,
+            round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS, membrane.numpy(), spikes.numpy(),
+        )  # fmt: skip
+        return membrane.view(current.shape), spikes.view(current.shape)
     kernel = _forward_parallel if _threads() > 1 else _forward_rows
     kernel(
         0, rows,
@@ -91,7 +102,7 @@ def spikes(current: Tensor, threshold: Tensor, alpha: float) -> Tensor:
 
 
 def backward(
-    grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, learned: bool
+    grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, learned: bool, scaled: bool
 ) -> tuple[Tensor, Tensor | None]:
     """(dL/dI, dL/dV); dL/dV only where the threshold is learned."""
     rows, length, repeat = _shape(membrane, threshold)
@@ -100,10 +111,12 @@ def backward(
     # One partial sum per row, summed by torch in a fixed order: the result does not depend on the thread count.
     partial = torch.empty((rows if learned else 0, length if repeat == 0 else 1))
     kernel = _backward_parallel if _threads() > 1 else _backward_rows
+    flat = threshold.detach().reshape(-1).numpy()
+    scale = 1 / flat if scaled else np.ones_like(flat)
     kernel(
         0, rows,
         grad.contiguous().view(steps, rows, length).numpy(), membrane.view(steps, rows, length).numpy(),
-        threshold.detach().reshape(-1).numpy(), repeat, np.float32(alpha), np.float32(xi / 2),
+        flat, scale, np.float32(scaled), repeat, np.float32(alpha), np.float32(xi / 2),
         np.float32(math.pi * xi / 2), adjoint.view(steps, rows, length).numpy(), partial.numpy(),
     )  # fmt: skip
     if not learned:
@@ -149,6 +162,46 @@ def _forward_parallel(first, last, current, threshold, repeat, alpha, membrane, 
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
+    """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it."""
+    steps, _, length = current.shape
+    rest = np.zeros(min(_CHUNK, length), np.float32)
+    zero, one = np.float32(0), np.float32(1)
+    low, high = np.float64(MEMBRANE_MIN), np.float64(MEMBRANE_MAX)
+    for row in range(first, last):
+        for lo in range(0, length, _CHUNK):
+            hi = min(length, lo + _CHUNK)
+            before, fired = rest[: hi - lo], rest[: hi - lo]
+            for t in range(steps):
+                x, u, s = current[t, row, lo:hi], membrane[t, row, lo:hi], spikes[t, row, lo:hi]
+                if repeat == 0:
+                    v, g = threshold[lo:hi], unit[lo:hi]
+                    for i in range(hi - lo):
+                        wide = np.float64(g[i])
+                        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) / wide
+                        value = np.trunc(np.float64(before[i]) / wide * decay) + drive
+                        u[i] = np.float32(min(max(value, low), high) * wide)
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= v[i] else zero
+                else:
+                    w, wide = threshold[row % repeat], np.float64(unit[row % repeat])
+                    inverse = 1 / wide  # a power of two: exact
+                    for i in range(hi - lo):
+                        drive = (np.float64(x[i]) - np.float64(w) * fired[i]) * inverse
+                        value = np.trunc(np.float64(before[i]) * inverse * decay) + drive
+                        u[i] = np.float32(min(max(value, low), high) * wide)
+                    for i in range(hi - lo):
+                        s[i] = one if u[i] >= w else zero
+                before, fired = u, s
+
+
+@njit(parallel=True, cache=True, nogil=True)
+def _integer_parallel(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
+    for row in prange(first, last):
+        _integer_rows(row, row + 1, current, threshold, unit, repeat, decay, membrane, spikes)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
     steps, _, length = current.shape
     rest, membrane = np.zeros(min(_CHUNK, length), np.float32), np.empty(min(_CHUNK, length), np.float32)
@@ -182,23 +235,25 @@ def _spikes_parallel(first, last, current, threshold, repeat, alpha, spikes):  #
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _threshold_part(t, a, following, before, threshold, repeat, row, alpha, out, lo):  # type: ignore[no-untyped-def]
-    zero = np.float32(0)
+def _threshold_part(t, a, following, now, before, threshold, scale, scaled, repeat, row, alpha, out, lo):  # type: ignore[no-untyped-def]
+    zero, one = np.float32(0), np.float32(1)
     reset = np.float32(1 if t > 0 else 0)
     if repeat == 0:
-        v, target = threshold[lo : lo + a.size], out[lo : lo + a.size]
+        v, c, target = threshold[lo : lo + a.size], scale[lo : lo + a.size], out[lo : lo + a.size]
         for i in range(a.size):
-            target[i] -= a[i] - alpha * following[i] + (reset * a[i] if before[i] >= v[i] else zero)
+            through = (a[i] - alpha * following[i]) * (one + scaled * (now[i] - v[i]) * c[i])
+            target[i] -= through + (reset * a[i] if before[i] >= v[i] else zero)
     else:
-        w, total = threshold[row % repeat], zero
+        w, k, total = threshold[row % repeat], scale[row % repeat], zero
         for i in range(a.size):
-            total += a[i] - alpha * following[i] + (reset * a[i] if before[i] >= w else zero)
+            through = (a[i] - alpha * following[i]) * (one + scaled * (now[i] - w) * k)
+            total += through + (reset * a[i] if before[i] >= w else zero)
         out[0] -= total
 
 
 # The two loops are apart because LLVM vectorises a loop only while it can check its arrays for overlap.
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _backward_rows(first, last, grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]
+def _backward_rows(first, last, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     steps, _, length = membrane.shape
     wanted = partial.shape[0] > 0
     one = np.float32(1)
@@ -212,21 +267,24 @@ def _backward_rows(first, last, grad, membrane, threshold, repeat, alpha, half_x
                 g, u, a = grad[t, row, lo:hi], membrane[t, row, lo:hi], adjoint[t, row, lo:hi]
                 following = adjoint[t + 1, row, lo:hi] if t < steps - 1 else nothing[: hi - lo]
                 if repeat == 0:
-                    v = threshold[lo:hi]
+                    v, c = threshold[lo:hi], scale[lo:hi]
                     for i in range(hi - lo):
-                        x = slope * (u[i] - v[i])
-                        a[i] = half_xi / (one + x * x) * (g[i] - v[i] * following[i]) + alpha * following[i]
+                        x = slope * c[i] * (u[i] - v[i])
+                        a[i] = half_xi * c[i] / (one + x * x) * (g[i] - v[i] * following[i]) + alpha * following[i]
                 else:
-                    w = threshold[row % repeat]
+                    w, k = threshold[row % repeat], scale[row % repeat]
+                    near, peak = slope * k, half_xi * k
                     for i in range(hi - lo):
-                        x = slope * (u[i] - w)
-                        a[i] = half_xi / (one + x * x) * (g[i] - w * following[i]) + alpha * following[i]
+                        x = near * (u[i] - w)
+                        a[i] = peak / (one + x * x) * (g[i] - w * following[i]) + alpha * following[i]
                 if wanted:
-                    _threshold_part(t, a, following, membrane[max(t - 1, 0), row, lo:hi], threshold, repeat, row,
-                                    alpha, partial[row], lo)  # fmt: skip
+                    _threshold_part(t, a, following, u, membrane[max(t - 1, 0), row, lo:hi], threshold, scale, scaled,
+                                    repeat, row, alpha, partial[row], lo)  # fmt: skip
 
 
 @njit(parallel=True, cache=True, nogil=True)
-def _backward_parallel(first, last, grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]
+def _backward_parallel(first, last, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     for row in prange(first, last):
-        _backward_rows(row, row + 1, grad, membrane, threshold, repeat, alpha, half_xi, slope, adjoint, partial)
+        _backward_rows(
+            row, row + 1, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial
+        )

@@ -5,6 +5,7 @@ r"""The neuron, defined once (paper Eq. lif), with its reset-aware adjoint (Eq. 
 
 The reset is subtractive, arrives one step late and is not decayed; the comparison is `>=`.
 `lif` runs all steps from rest on `[time, ...]`; `lif_step` is one step, for reading and for checking.
+With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, a usable gradient where V is far from 1.
 """
 
 from __future__ import annotations
@@ -14,31 +15,51 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 from spikeopd.models import lif_cpu
 from spikeopd.models.surrogate import psi, spike
 
-Neuron = Callable[[Tensor, Tensor, float, float], Tensor]  # as `lif`; registry.NEURONS lists them
+Neuron = Callable[..., Tensor]  # with the arguments of `lif`; registry.NEURONS lists them
 
 
 def lif_step(
-    current: Tensor, membrane: Tensor, spikes: Tensor, threshold: Tensor | float, alpha: float = 0.9, xi: float = 2.0
+    current: Tensor,
+    membrane: Tensor,
+    spikes: Tensor,
+    threshold: Tensor | float,
+    alpha: float = 0.9,
+    xi: float = 2.0,
+    scaled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One step, differentiable by plain autograd: (membrane, spikes)."""
     membrane = alpha * membrane + current - threshold * spikes
-    return membrane, spike(membrane - threshold, xi)
+    return membrane, spike(membrane / threshold - 1 if scaled else membrane - threshold, xi)
 
 
-def lif(current: Tensor, threshold: Tensor, alpha: float = 0.9, xi: float = 2.0) -> Tensor:
-    """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned."""
-    if not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
+def lif(
+    current: Tensor,
+    threshold: Tensor,
+    alpha: float = 0.9,
+    xi: float = 2.0,
+    scaled: bool = False,
+    unit: Tensor | None = None,
+) -> Tensor:
+    """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned.
+
+    unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are
+    multiples of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates and the membrane has 24 bits.
+    """
+    if unit is not None:
+        unit = unit.to(current.dtype).expand_as(threshold)
+    elif not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
         return lif_cpu.spikes(current, threshold.to(current.dtype), alpha)
-    return _LIF.apply(current, threshold, alpha, xi)
+    return _LIF.apply(current, threshold, alpha, xi, scaled, unit)
 
 
 @torch.no_grad()
-def lif_membrane(current: Tensor, threshold: Tensor, alpha: float = 0.9) -> Tensor:
+def lif_membrane(current: Tensor, threshold: Tensor, alpha: float = 0.9, unit: Tensor | None = None) -> Tensor:
     """Membranes u[t] of all steps, for diagnostics; no gradient."""
-    return _forward(current, threshold, alpha)[0]
+    return _forward(current, threshold, alpha, unit)[0]
 
 
 def rate_proxy(x: Tensor, num_steps: int, threshold: float | Tensor, alpha: float = 0.9) -> Tensor:
@@ -52,29 +73,40 @@ def rate_proxy(x: Tensor, num_steps: int, threshold: float | Tensor, alpha: floa
         return total / num_steps
 
 
-def _forward(current: Tensor, threshold: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def _forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
     membrane, spikes = torch.empty_like(current), torch.empty_like(current)
     u = s = torch.zeros_like(current[0])
     for t in range(current.shape[0]):
-        u = alpha * u + current[t] - threshold * s
+        if unit is None:
+            u = alpha * u + current[t] - threshold * s
+        else:  # float64 holds every intermediate value exactly
+            wide = unit.double()
+            decayed = (u / wide * (round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS)).trunc() * wide
+            u = (decayed + current[t] - threshold.double() * s) / wide
+            u = (u.clamp(MEMBRANE_MIN, MEMBRANE_MAX) * wide).to(current.dtype)
         s = (u >= threshold).to(current.dtype)
         membrane[t], spikes[t] = u, s
     return membrane, spikes
 
 
-def _backward(grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float) -> tuple[Tensor, Tensor]:
+def _backward(
+    grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool
+) -> tuple[Tensor, Tensor]:
     r"""a[t] = psi_t g[t] + alpha a[t+1],  g[t] = dL/ds[t] - V a[t+1]:  Eq. app_adjoint_recursion, with J in two parts.
 
     dL/dI[t] = a[t];  dL/dV = - sum_t ( psi_t g[t] + a[t] s[t-1] ).
+    Scaled: psi_t = psi(u[t]/V - 1) / V, and psi_t g[t] counts u[t]/V times in dL/dV.
     """
+    scale = 1 / threshold if scaled else torch.ones_like(threshold)
     adjoint = torch.empty_like(membrane)
     threshold_grad = torch.zeros_like(membrane[0])
     following = torch.zeros_like(membrane[0])
     for t in range(membrane.shape[0] - 1, -1, -1):
-        through_spike = psi(membrane[t] - threshold, xi) * (grad[t] - threshold * following)
+        distance = (membrane[t] - threshold) * scale
+        through_spike = psi(distance, xi) * scale * (grad[t] - threshold * following)
         following = through_spike + alpha * following
         adjoint[t] = following
-        threshold_grad -= through_spike
+        threshold_grad -= through_spike * (1 + distance) if scaled else through_spike
         if t:
             threshold_grad -= following * (membrane[t - 1] >= threshold)
     return adjoint, threshold_grad
@@ -84,14 +116,16 @@ class _LIF(torch.autograd.Function):
     """Saves the membranes only: spikes are recomputed from them."""
 
     @staticmethod
-    def forward(ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool, unit: Tensor | None
+    ) -> Tensor:
         threshold = threshold.to(current.dtype)
         if lif_cpu.usable(current, threshold):
-            membrane, spikes = lif_cpu.forward(current, threshold, alpha)
+            membrane, spikes = lif_cpu.forward(current, threshold, alpha, unit)
         else:
-            membrane, spikes = _forward(current, threshold, alpha)
+            membrane, spikes = _forward(current, threshold, alpha, unit)
         ctx.save_for_backward(membrane, threshold)
-        ctx.alpha, ctx.xi = alpha, xi
+        ctx.alpha, ctx.xi, ctx.scaled = alpha, xi, scaled
         return spikes
 
     @staticmethod
@@ -99,8 +133,10 @@ class _LIF(torch.autograd.Function):
         membrane, threshold = ctx.saved_tensors
         if lif_cpu.usable(membrane, threshold):
             learned = ctx.needs_input_grad[1]
-            adjoint, threshold_grad = lif_cpu.backward(grad, membrane, threshold, ctx.alpha, ctx.xi, learned)
+            adjoint, threshold_grad = lif_cpu.backward(
+                grad, membrane, threshold, ctx.alpha, ctx.xi, learned, ctx.scaled
+            )
         else:
-            adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi)
+            adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
             threshold_grad = wide.sum_to_size(threshold.shape)
-        return adjoint, threshold_grad, None, None
+        return adjoint, threshold_grad, None, None, None, None

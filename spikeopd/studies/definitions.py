@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from spikeopd.config import Config, load_config, with_overrides
 from spikeopd.errors import ConfigError
@@ -62,7 +62,7 @@ RUN, RATE = Column("run", "Run", 3, "low"), Column("rate", "Rate", 4)
 QUALITY = (AVERAGE, PERPLEXITY, TEACHER_KL, SELF_KL, ADJ, DIST4)
 
 
-def method(label: str, name: str, *overrides: str, **rest) -> Row:
+def method(label: str, name: str, *overrides: str, **rest: Any) -> Row:
     return Row(label, (f"stage2.method={name}", *overrides), **rest)
 
 
@@ -161,13 +161,14 @@ def _scale(config: Config) -> list[Row]:
         "0.35B": ("opt-350m", {"average": 38.3, "rate": 0.18}, {"average": "40.0 ± 0.19", "rate": "0.17 ± 0.000"}),
         "1.3B": ("opt-1.3b", {"average": 41.4, "rate": 0.18}, {"average": "44.3 ± 0.12", "rate": "0.19 ± 0.010"}),
     }
-    rows = []
+    sizes: list[tuple[str, tuple[str, ...], str | None, Paper, Paper]]
     if config.model.preset == "tiny":
         whole = config.model.num_hidden_layers or 1
         depths = sorted({max(1, whole // 4), max(1, whole // 2), whole})
         sizes = [(f"{n} layer{'s' if n > 1 else ''}", _depth(n), None, {}, {}) for n in depths]
     else:
         sizes = [(name, (), recipe, kd, ours) for name, (recipe, kd, ours) in printed.items()]
+    rows = []
     for name, base, recipe, kd, ours in sizes:
         rows.append(Row(f"KD {name}", kind="evaluate", base=base, recipe=recipe, one_seed=True, paper=kd))
         rows.append(method(f"SpikeOPD {name}", "spikeopd", base=base, recipe=recipe, paper=ours))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spikeopd.diagnostics.report import draw as draw_diagnostics
 from spikeopd.diagnostics.report import pyplot, save
@@ -89,12 +90,13 @@ def collapse(rows: Sequence[Row], results: Sequence[Sequence[Mapping[str, Any]]]
     return save(figure, folder, "figure")
 
 
-def running_mean(curve: np.ndarray, window: int) -> np.ndarray:
+def running_mean(curve: NDArray[Any], window: int) -> NDArray[Any]:
     """Mean over the last `window` values, over fewer at the beginning."""
     total = np.cumsum(np.concatenate(([0.0], curve)))
     at = np.arange(1, len(curve) + 1)
     low = np.maximum(at - window, 0)
-    return (total[at] - total[low]) / (at - low)
+    means: NDArray[Any] = (total[at] - total[low]) / (at - low)
+    return means
 
 
 def draw(

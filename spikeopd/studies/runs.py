@@ -167,7 +167,7 @@ def _files_hash(folder: Path, patterns: Sequence[str]) -> str:
 def benchmark_hashes(folder: str, tasks: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     from spikeopd.evaluation.tasks import choose, data_files
 
-    files = data_files(Path(folder), choose(tasks), option="--benchmarks")
+    files = data_files(Path(folder), choose(tasks))
     return tuple((name, sha256(path)) for name, path in files.items())
 
 

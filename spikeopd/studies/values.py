@@ -35,7 +35,7 @@ def of_row(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     runs = [of_run(result) for result in results]
     row: dict[str, Any] = {}
     for key in sorted(set().union(*runs)):
-        seen = [run[key] for run in runs if run.get(key) is not None]
+        seen = [value for run in runs if (value := run.get(key)) is not None]
         if seen:
             spread = statistics.stdev(seen) if len(seen) > 1 else None
             row[key] = {"mean": statistics.fmean(seen), "sd": spread, "n": len(seen)}

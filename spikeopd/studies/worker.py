@@ -16,6 +16,7 @@ from filelock import FileLock
 from spikeopd.config import Config, config_from_dict
 from spikeopd.errors import run_command
 from spikeopd.files import write_json
+from spikeopd.students import no_bars, place
 from spikeopd.studies.runs import RESULT
 
 PROMPTS = 256  # of the rollout statistics: the paper's diagnostic prompt count
@@ -47,9 +48,7 @@ def tidy(folder: Path) -> None:
 
 
 def work(folder: Path) -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    no_bars()
     asked = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     began = time.monotonic()
     result = zeroshot(asked) if asked["kind"] == "zeroshot" else train_and_evaluate(folder, asked)
@@ -104,7 +103,7 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     from spikeopd.text.tokens import batch, sequential_windows
 
     setup = build(config, make_accelerator(config.train))
-    model = configured_student(str(student), config).to(setup.device)
+    model = place(configured_student(str(student), config), setup.device)
     options, shape, chunk = config.stage2, model.config, config.train.kl_chunk_tokens
     head, layers = output_table(setup.teacher), tuple(range(shape.num_hidden_layers))
     length = min(config.data.sequence_length, shape.max_position_embeddings)

@@ -32,7 +32,6 @@ log.addHandler(logging.NullHandler())
 DOCUMENTS_PER_CALL = 256
 SECONDS_BETWEEN_LINES = 30.0
 CACHE_VERSION = 1
-LARGEST_SEED = 2**63 - 1  # a user may give
 
 Tokens = NDArray[Any]  # uint16 or uint32 on disk, int64 in batches
 
@@ -99,7 +98,7 @@ def batch(data: TokenData, *, batch_size: int, length: int, seed: int, step: int
 
     The generator is counter-based and keyed by (seed, step), so step 1000 needs no memory of the 999 before it.
     """
-    if not 0 <= seed < 2**64:  # what the key holds; seeds derived from the user's may be beyond LARGEST_SEED
+    if not 0 <= seed < 2**64:  # what the key holds; a seed derived from the user's may be beyond 2^63 - 1
         raise ConfigError(f"seed must lie between 0 and 2^63 - 1, got {seed}")
     starts_available = _windows_available(data, length)
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from random_models import random_model, random_shape
 
-from export.netx import common_threshold, spiking_weights, write_netx
+from export.lava.netx import common_threshold, spiking_weights, write_netx
 
 pytestmark = pytest.mark.interop
 

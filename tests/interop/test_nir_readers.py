@@ -15,8 +15,8 @@ import pytest
 from small_students import small_student, tokens
 
 from export.bundle_writer import BundleOptions, write_bundle
-from export.nir_graph import DT
-from export.nir_runner import Runner
+from export.nir.graph import DT
+from export.nir.runner import Runner
 from export.quantize import lower
 from export.reference import TorchReference
 

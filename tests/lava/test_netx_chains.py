@@ -6,7 +6,7 @@ import h5py
 import pytest
 from random_models import PLUS, random_model, random_shape
 
-from export.netx import CANNOT, write_netx
+from export.lava.netx import CANNOT, write_netx
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import nir
 import numpy as np
 import pytest
 import torch
-from random_models import random_model, random_shape
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_models import PLUS, random_model, random_shape, real_valued
 from small_students import small_student, tokens
 
 from export.bundle_writer import BundleOptions, write_bundle
-from export.nir_graph import DT, build_graph
-from export.nir_runner import Runner
+from export.nir.graph import DT, build_graph
+from export.nir.runner import Runner
 from export.quantize import lower
 from export.reference import TorchReference
 from export.verify import verify_bundle
@@ -43,6 +45,29 @@ def test_reference_equals_oracle_on_random_integers(width, drive):
     want_logits, want = oracle(model, ids)
     assert first_difference(want, trace) is None
     assert set(trace.sites) == set(want.sites) and trace.tokens == want.tokens
+    assert np.array_equal(logits, want_logits)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    heads=st.integers(1, 3),
+    head_dim=st.integers(1, 6),
+    layers=st.integers(1, 2),
+    ffn=st.integers(1, 12),
+    num_steps=st.integers(1, 5),
+    width=st.one_of(st.none(), st.integers(1, 9)),
+    write=st.sampled_from(["spike", "current"]),
+    readout=st.sampled_from(["rate", "residual"]),
+    distances=st.integers(0, 6),
+    drive=st.sampled_from([0.5, 1.0, 3.0, 300.0]),
+    seed=st.integers(0, 99),
+)
+def test_reference_equals_oracle_in_every_form_of_the_block(seed, drive, **options):
+    model = random_model(random_shape(vocab=20, positions=9, **options), seed=seed, drive=drive)
+    ids = tokens(7, vocab=20, seed=seed)
+    logits, trace = TorchReference(model).run(ids)
+    want_logits, want = oracle(model, ids)
+    assert set(trace.sites) == set(want.sites) and first_difference(want, trace) is None
     assert np.array_equal(logits, want_logits)
 
 
@@ -111,6 +136,56 @@ def test_the_unrolled_float_file_executed_literally_is_the_student(tmp_path, alp
         compared += 1
     assert compared == 21
     assert np.array_equal(out > 0, (recorder.spikes[1, "h"][:, 0] > 0).flatten(1).numpy())
+
+
+FORMS = {
+    "plus": PLUS,
+    "current": {"write": "current"},
+    "residual": {"readout": "residual"},
+    "distance": {"distances": 2},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("neuron", ["exact", "lif"])
+def test_the_unrolled_file_of_every_form_executed_literally_is_the_oracle(tmp_path, form, neuron):
+    """Every site, every token, every pair; the file is read by `nir.read` and nothing but its nodes is used."""
+    model = real_valued(random_model(random_shape(**FORMS[form]), seed=5, drive=1.5))
+    ids, context = tokens(4, vocab=40), 4
+    write_bundle(model, tmp_path / "b", BundleOptions(profile="unrolled", context=context, neuron=neuron))
+    graph = nir.read(tmp_path / "b" / "model.nir")
+    runner = Runner(graph, DT, subtractive=neuron == "lif")
+    currents = np.concatenate([model.embedding.current(token, place) for place, token in enumerate(ids)])
+    out = runner.run(np.repeat(currents[None], STEPS, 0))
+    _, want = oracle(load_bundle(tmp_path / "b"), ids)
+    got = sites_of(graph, runner, context)
+    assert len(got) == len(want.sites)
+    for (layer, site), spikes in want.sites.items():
+        name = "embed" if layer < 0 else f"layers.{layer}.{site}"
+        if site == "a":  # the trace has [head, key] for each query, the file a node for each pair
+            heads = model.shape.num_attention_heads
+            spikes = [s.reshape(STEPS, heads, -1)[:, :, j] for s in spikes for j in range(s.shape[1] // heads)]
+        assert np.array_equal(got[name], np.concatenate(spikes, 1)), name
+    assert all(0 < spikes.mean() < 1 for spikes in got.values())
+    assert np.array_equal(out, TorchReference(model).readout(ids).reshape(out.shape))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    heads=st.integers(1, 2), head_dim=st.integers(1, 4), layers=st.integers(1, 2), num_steps=st.integers(1, 4),
+    write=st.sampled_from(["spike", "current"]), readout=st.sampled_from(["rate", "residual"]),
+    distances=st.integers(0, 4), neuron=st.sampled_from(["exact", "lif"]), context=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_graph_of_any_form_is_the_model(seed, neuron, context, **options):
+    model = real_valued(random_model(random_shape(ffn=6, vocab=20, positions=6, **options), seed=seed, drive=1.5))
+    ids = tokens(context, vocab=20, seed=seed)
+    # The cell is the model for one token: one pair, at distance 0, is all the attention there is.
+    graph = build_graph(model, profile="unrolled" if context > 1 else "cell", neuron=neuron, context=context).graph
+    currents = np.concatenate([model.embedding.current(token, place) for place, token in enumerate(ids)])
+    runner = Runner(graph, DT, subtractive=neuron == "lif")
+    out = runner.run(np.repeat(currents[None], model.shape.num_steps, 0))
+    assert np.array_equal(out, TorchReference(model).readout(ids).reshape(out.shape))
 
 
 def test_the_cell_is_the_model_for_a_single_token_and_only_there(tmp_path):

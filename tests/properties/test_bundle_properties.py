@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 from spikeopd.contracts import SpikeModel
@@ -24,17 +24,28 @@ OPTIONS = [
     BundleOptions(profile="unrolled", context=2),
     BundleOptions(target="lava"),
 ]
-slow = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @slow
 @given(
-    heads=st.integers(1, 3), head_dim=st.integers(1, 5), layers=st.integers(1, 2), ffn=st.integers(1, 9),
-    vocab=st.integers(1, 9), positions=st.integers(2, 5), num_steps=st.integers(1, 5), seed=st.integers(0, 99),
-    width=st.one_of(st.none(), st.integers(1, 9)), options=st.sampled_from(OPTIONS),
-)  # fmt: skip
+    heads=st.integers(1, 3),
+    head_dim=st.integers(1, 5),
+    layers=st.integers(1, 2),
+    ffn=st.integers(1, 9),
+    vocab=st.integers(1, 9),
+    positions=st.integers(2, 5),
+    num_steps=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    width=st.one_of(st.none(), st.integers(1, 9)),
+    options=st.sampled_from(OPTIONS),
+    write=st.sampled_from(["spike", "current"]),
+    readout=st.sampled_from(["rate", "residual"]),
+    distances=st.integers(0, 3),
+)
 def test_any_shape_survives_the_file(seed, options, **sizes):
     model = random_model(random_shape(**sizes), seed=seed)
+    assume(options.target == "nir" or model.shape.paper_block)
     with tempfile.TemporaryDirectory() as folder:
         read = load_bundle(write_bundle(model, Path(folder) / "b", options))
     assert read.shape == model.shape and read.decay == model.decay
@@ -49,13 +60,13 @@ json_values = st.recursive(
 )
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    model = random_model(random_shape(layers=1, ffn=4, vocab=5, head_dim=2, positions=3))
+@pytest.fixture(scope="module", params=[{}, PLUS], ids=["paper", "plus"])
+def template(tmp_path_factory, request):
+    model = random_model(random_shape(layers=1, ffn=4, vocab=5, head_dim=2, positions=3, **request.param))
     return write_bundle(model, tmp_path_factory.mktemp("template") / "b")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_field_value_surprises_the_reader(template, data):
     with tempfile.TemporaryDirectory() as temporary:

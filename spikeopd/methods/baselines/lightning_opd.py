@@ -26,7 +26,7 @@ from spikeopd.methods.adaptation import Adaptation, load_pair, prompt_rows, with
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.quality import RATE_SITES, layer_spikes
+from spikeopd.quality import RATE_SITES, layer_spikes, rate_sites
 from spikeopd.rollout import rollout, uniforms
 from spikeopd.runlog import RunLog
 
@@ -167,7 +167,8 @@ def _row_spikes(
     student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
 
     def of(layer: int) -> Tensor:
-        first, *others = (recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in RATE_SITES[scope])
+        sites = rate_sites(student.config, scope)
+        first, *others = (recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in sites)
         return sum(others, first)
 
     return torch.stack([of(layer) for layer in layers], 1)

@@ -12,7 +12,7 @@ import h5py
 import nir
 import numpy as np
 import pytest
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 from small_students import small_student
 
 from export.bundle_writer import BundleOptions, bundle_draft, write_bundle
@@ -42,8 +42,9 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("width", [None, 8])
-def test_what_is_written_is_read(tmp_path, profile, width):
-    model = random_model(random_shape(width=width))
+@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+def test_what_is_written_is_read(tmp_path, profile, width, form):
+    model = random_model(random_shape(width=width, **form))
     write_bundle(model, tmp_path / "b", PROFILES[profile])
     assert_same(model, load_bundle(tmp_path / "b"))
 
@@ -57,8 +58,9 @@ def test_float_bundles_too(tmp_path, profile, bias):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_write_read_write_is_stable_to_the_byte(tmp_path, profile):
-    write_bundle(random_model(), tmp_path / "first", PROFILES[profile])
+@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+def test_write_read_write_is_stable_to_the_byte(tmp_path, profile, form):
+    write_bundle(random_model(random_shape(**form)), tmp_path / "first", PROFILES[profile])
     write_bundle(load_bundle(tmp_path / "first"), tmp_path / "second", PROFILES[profile])
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
@@ -101,6 +103,31 @@ def test_the_cell_profile_says_loudly_what_it_leaves_out(tmp_path):
     about = nir.read(tmp_path / "b" / "model.nir").metadata["spikeopd"]
     assert "Replicate" in str(about["warning"]) and "self-attention" in str(about["warning"])
     assert "token j" in str(about["replicate"])
+
+
+def test_schema_2_by_hand(tmp_path):
+    """A current write is a plain int8 matrix, a power of two and a constant current; every array a view of the file."""
+    model = random_model(random_shape(layers=1, **PLUS))
+    write_bundle(model, tmp_path / "b")
+    manifest = read_manifest(tmp_path / "b")
+    assert manifest["schema"] == "spikeopd.bundle/2"
+    assert {name: manifest["shape"][name] for name in ("residual_write", "readout", "distances")} == {
+        "residual_write": "current", "readout": "residual", "distances": 5,
+    }  # fmt: skip
+    layer, views = model.layers[0], manifest["arrays"]
+    graph = nir.read(tmp_path / "b" / "model.nir")
+    block = {name.partition("_")[2]: node for name, node in graph.nodes["n00001_block"].nodes.items()}
+    assert block["w_o"].weight.dtype == np.int8 and np.array_equal(block["w_o"].weight.T, layer.w_o)
+    assert np.array_equal(block["shift_y"].scale, 2.0**layer.shift_y)
+    assert views["layers.0.shift_y"]["transform"] == "exponent"
+    assert np.array_equal(block["count"].bias, layer.sites["a"].bias[:, 0] / 1024)  # the pair (i, i)
+    assert np.array_equal(graph.metadata["distance_bias"]["layer000"], layer.sites["a"].bias)
+    about = graph.metadata["spikeopd"]
+    assert "min(i - j, distances - 1)" in str(about["distance"]) and "residual stream" in str(about["output"])
+    with h5py.File(tmp_path / "b" / "model.nir") as file:
+        for name, values in (("bias_o", layer.bias_o), ("x.bias", layer.sites["x"].bias)):
+            assert np.array_equal(file[views[f"layers.0.{name}"]["path"]], values)
+        assert np.array_equal(file[views["layers.0.r.bias"]["path"]], layer.sites["r"].bias / 1024)
 
 
 def test_an_old_bundle_is_replaced_but_nothing_else(tmp_path):

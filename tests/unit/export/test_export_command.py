@@ -95,7 +95,7 @@ def test_map(checkpoint, tmp_path, capsys):
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_bundle_is_read(tmp_path, capsys, monkeypatch):
-    import export.map_command
+    import export.loihi.map
     from export.bundle_writer import write_bundle
 
     write_bundle(random_model(), tmp_path / "b")
@@ -103,7 +103,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_bundle_is_read(t
     def load(path):
         raise AssertionError("the bundle was loaded first")
 
-    monkeypatch.setattr(export.map_command, "load_bundle", load)
+    monkeypatch.setattr(export.loihi.map, "load_bundle", load)
     (tmp_path / "file.txt").write_text("mine")
     for place, message in (
         ("/proc/x.png", "--picture /proc/x.png: cannot be written"),

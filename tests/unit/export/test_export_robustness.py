@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 from bundle_mutations import mutate, reseal
-from random_models import random_model
+from random_models import PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 from spikeopd.contracts import SpikeModel
@@ -205,6 +205,20 @@ def test_values_without_meaning_are_refused(bundle, array, value, message):
     (bundle / "model.nir").write_bytes(bytes(data))
     edit(bundle, lambda m: None)
     with pytest.raises(InputError, match=message):
+        load_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(3.0, "shifts outside"), (0.5, "shifts outside"), (2.0**17, "shifts outside"), (0, "shifts")]
+)
+def test_a_shift_that_is_no_power_of_two_is_refused(tmp_path, value, message):
+    bundle = write_bundle(random_model(random_shape(**PLUS)), tmp_path / "b")
+    entry = read_manifest(bundle)["arrays"]["layers.1.shift_o"]
+    data = bytearray((bundle / "model.nir").read_bytes())
+    data[entry["offset"] : entry["offset"] + 4] = np.float32(value).tobytes()
+    (bundle / "model.nir").write_bytes(bytes(data))
+    edit(bundle, lambda m: None)
+    with pytest.raises(InputError, match=rf"layers\.1\.shift_o.*{message}"):
         load_bundle(bundle)
 
 

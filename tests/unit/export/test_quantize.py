@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_students import small_student, tokens
+from small_students import PLUS, small_student, tokens
 
 from export.calibrate import RATIOS, best_ratios
-from export.quantize import SITE_LIMIT, lower, quantize_projection
+from export.quantize import SITE_LIMIT, lower, quantize_projection, quantize_write
 from export.reference import TorchReference
 from spikeopd.contracts import MEMBRANE_MAX
 from spikeopd.errors import InputError
@@ -114,3 +114,77 @@ def test_clipping_is_chosen_only_where_it_pays():
     moment[0, 0] = 0.0  # the outlier's input never fires, so its error costs nothing
     assert best_ratios(outlier, moment).item() < 1.0
     assert set(RATIOS) >= {1.0}
+
+
+def test_a_write_by_hand():
+    # Unit of the stream 2**-12. Neuron 0: 127 * 2**-12 still fits shift 0; neuron 1: 128 * 2**-12 does not; neuron 2:
+    # 1.0 / 127 lies between 2**-7 and 2**-6, so sigma = 2**-6, shift 6.
+    unit = 2.0**-12
+    weight = np.array([[127 * unit, -unit], [128 * unit, 2.4 * unit], [1.0, -0.5]], np.float32)
+    errors = []
+    integer, shift, bias = quantize_write(weight, np.array([0.5, -unit, 0.0], np.float32), "layers.0.w_o", errors)
+    assert integer.T.tolist() == [[127, -1], [64, 1], [64, -32]] and integer.dtype == np.int8
+    assert shift.tolist() == [0, 1, 6] and shift.dtype == np.uint8
+    assert bias.tolist() == [2048, -1, 0]
+    assert [error.name for error in errors] == ["layers.0.w_o", "layers.0.bias_o"]
+    assert errors[0].largest == pytest.approx(0.4 * unit, rel=1e-3) and errors[1].largest == 0
+    with pytest.raises(InputError, match=r"layers\.0\.w_2 has weights up to 2\.1e\+03.* takes 2032 at most"):
+        quantize_write(np.full((1, 1), 2100.0, np.float32), np.zeros(1), "layers.0.w_2", [])
+
+
+def spikes_of(student, ids):
+    recorder = Recorder()
+    logits = student(torch.tensor([ids]), use_cache=False, recorder=recorder).logits[0]
+    return logits, recorder.spikes
+
+
+@pytest.mark.parametrize("changes", [{}, {"residual_write": "spike"}, {"readout": "rate"}, {"distances": 0}])
+@torch.no_grad()
+def test_the_float_form_of_every_block_is_the_student(changes):
+    student = small_student(dyadic=True, **{**PLUS, **changes})
+    ids = tokens(9)
+    logits, spikes = spikes_of(student, ids)
+    model = lower(student, "float32").model
+    got, trace = TorchReference(model).run(ids)
+    assert set(trace.sites) == set(spikes)
+    for key, want in spikes.items():
+        if key[1] != "a":
+            assert np.array_equal(np.stack(trace.sites[key], 1), want[:, 0].numpy() > 0), key
+    assert np.allclose(got, logits.double().numpy(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"residual_write": "spike"}, {"neurons": "shared", "distances": 0}])
+@pytest.mark.parametrize("seed", [0, 1])
+@torch.no_grad()
+def test_a_student_trained_in_integers_is_its_bundle(changes, seed):
+    """Spikes, tokens and log-likelihoods: nothing was rounded, nothing differs."""
+    student = small_student(seed=seed, deploy_precision="int8", **{**PLUS, **changes})
+    ids = tokens(12, seed=seed)
+    logits, spikes = spikes_of(student, ids)
+    lowered = lower(student)
+    assert all(error.relative == error.largest == error.clipped == error.adapted == 0 for error in lowered.errors)
+    got, trace = TorchReference(lowered.model).run(ids)
+    for key, want in spikes.items():
+        if key[1] != "a":
+            assert np.array_equal(np.stack(trace.sites[key], 1), want[:, 0].numpy() > 0), key
+    assert logits.dtype == torch.float64 and np.array_equal(got, logits.numpy())
+
+
+def test_the_integers_of_a_second_form_stay_close_to_the_student():
+    student = small_student(**PLUS)
+    ids = tokens(20)
+    with torch.no_grad():
+        _, spikes = spikes_of(student, ids)
+    lowered = lower(student)
+    _, trace = TorchReference(lowered.model).run(ids)
+    equal = [np.mean(np.stack(trace.sites[key], 1) == (want[:, 0].numpy() > 0)) for key, want in spikes.items()
+             if key[1] != "a"]  # fmt: skip
+    assert min(equal) > 0.9
+    assert all(error.relative < 0.02 for error in lowered.errors)
+    names = {error.name for error in lowered.errors}
+    assert names >= {"embed.bias", "layers.1.a.bias", "layers.0.r.bias", "layers.0.bias_y", "layers.1.h.threshold"}
+
+
+def test_biases_that_no_file_holds_are_refused():
+    with pytest.raises(InputError, match="neurons 'own' in the paper's form"):
+        lower(small_student(neurons="own"))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spikeopd.config import MODEL_PRESETS
+from spikeopd.config import BLOCKS, MODEL_PRESETS
 from spikeopd.errors import InputError
-from spikeopd.models.attention import pack_spikes, spiking_attention, unpack_spikes
+from spikeopd.models.attention import coincidences, pack_spikes, unpack_spikes, values
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder, SpikeLinear
 from spikeopd.models.initialise import calibrate
 from spikeopd.models.neurons import lif
@@ -26,9 +26,14 @@ def make_student(seed=0, **changes):
     return student
 
 
+@pytest.fixture(scope="module", params=sorted(BLOCKS))
+def block(request):
+    return BLOCKS[request.param]
+
+
 @pytest.fixture(scope="module")
-def student():
-    return make_student()
+def student(block):
+    return make_student(**block)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def spikes_of(student, ids, **kwargs):
 
 def test_every_site_is_alive_and_binary(student, ids):
     _, spikes = spikes_of(student, ids)
-    assert len(spikes) == 1 + 2 * 10
+    assert len(spikes) == 1 + 2 * len(student.config.layer_sites)
     for (layer, site), value in spikes.items():
         assert set(value.unique().tolist()) <= {0.0, 1.0}, (layer, site)
         assert 0.005 < value.mean() < 0.9, (layer, site)
@@ -61,8 +66,8 @@ def test_later_tokens_never_change_an_earlier_logit(student, ids):
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_incremental_decoding_equals_the_full_forward_spike_for_spike(seed, ids):
-    student = make_student(seed)
+def test_incremental_decoding_equals_the_full_forward_spike_for_spike(seed, block, ids):
+    student = make_student(seed, **block)
     full, spikes = spikes_of(student, ids)
     past, steps = None, []
     for t in range(64):
@@ -116,15 +121,12 @@ def test_splitting_a_batch_cannot_flip_a_spike(student, ids):
 def test_scaled_and_unscaled_attention_give_identical_spikes():
     """App. F.2: counts / sqrt(d) against v_A equals counts against sqrt(d) v_A, for a d whose root is exact."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = ((torch.rand(4, 2, 3, 9, 16, generator=generator) < 0.3).float() for _ in range(3))
-    mask = torch.ones(9, 9).tril()[None, None]
-    scale = math.sqrt(16)
-    thresholds = torch.tensor([0.5, 0.75, 1.0])
-    a, _, counts, _ = spiking_attention(q, k, v, mask, thresholds * scale, torch.full((3,), 2.0), 0.9, 2.0)
-    scaled = lif(counts / scale, thresholds.view(-1, 1, 1), 0.9) * mask
+    q, k = ((torch.rand(4, 2, 3, 9, 16, generator=generator) < 0.3).float() for _ in range(2))
+    counts = coincidences(q, k) * torch.ones(9, 9).tril()
+    scale, thresholds = math.sqrt(16), torch.tensor([0.5, 0.75, 1.0]).view(-1, 1, 1)
+    a, scaled = lif(counts, thresholds * scale, 0.9), lif(counts / scale, thresholds, 0.9)
     assert torch.equal(a, scaled) and 0 < a.mean() < 1
-    # coincidences are integers
-    assert torch.equal(counts, counts.round())
+    assert torch.equal(counts, counts.round()), "coincidences are integers"
 
 
 def test_attention_by_hand():
@@ -132,12 +134,90 @@ def test_attention_by_hand():
     q = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).view(1, 1, 1, 2, 2)
     k = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).view(1, 1, 1, 2, 2)
     v = torch.tensor([[0.0, 1.0], [1.0, 1.0]]).view(1, 1, 1, 2, 2)
-    mask = torch.ones(2, 2).tril()[None, None]
-    a, r, counts, z = spiking_attention(q, k, v, mask, torch.tensor([1.0]), torch.tensor([2.0]), 0.9, 2.0)
+    counts = coincidences(q, k) * torch.ones(2, 2).tril()
+    a = lif(counts, torch.tensor([1.0]))
+    z = values(a, v)
     assert counts.view(2, 2).tolist() == [[1, 0], [1, 2]]
     assert a.view(2, 2).tolist() == [[1, 0], [1, 1]]
     assert z.view(2, 2).tolist() == [[0, 1], [1, 2]]
-    assert r.view(2, 2).tolist() == [[0, 0], [0, 1]]
+    assert lif(z, torch.tensor([2.0])).view(2, 2).tolist() == [[0, 0], [0, 1]]
+
+
+def one_block(ids, student):
+    """The plus block of a student of one layer, written again from its equations, token by token and step by step."""
+    config, base = student.config, student.model
+    (block,) = base.layers
+    heads, steps = config.num_attention_heads, config.num_steps
+    head_dim = config.hidden_size // heads
+
+    def neurons(current, threshold):
+        u = s = torch.zeros_like(current[0])
+        spikes = []
+        for step in current:
+            u = config.alpha * u + step - threshold * s
+            s = (u >= threshold).to(u.dtype)
+            spikes.append(s)
+        return torch.stack(spikes)
+
+    def project(module, x):
+        weight, bias = module.on_grid()
+        return x @ weight.T + bias
+
+    embedded = base.embed_tokens.weight[ids] + base.embed_positions.weight[2 : 2 + len(ids)]
+    h = (base.embed_gain * embedded + base.embed_bias).expand(steps, -1, -1)
+    x = neurons(h + base.bias_embed, base.log_threshold_embed.exp())
+    q, k, v = (neurons(project(m, x), config.threshold) for m in (block.q_proj, block.k_proj, block.v_proj))
+    z = torch.zeros_like(v)
+    for head in range(heads):
+        part = slice(head * head_dim, (head + 1) * head_dim)
+        for i in range(len(ids)):
+            for j in range(i + 1):
+                counts = (q[:, i, part] * k[:, j, part]).sum(-1)
+                bias = block.bias_a[head, min(i - j, config.distances - 1)]
+                a = neurons(counts + bias, block.log_threshold_a.exp()[head])
+                z[:, i, part] += a[:, None] * v[:, j, part]
+    r = neurons(z + block.bias_r, block.log_threshold_r.exp())
+    h = h + project(block.out_proj, r)
+    f = neurons(project(block.fc1, neurons(h + block.bias_x, block.log_threshold_x.exp())), config.threshold)
+    h = h + project(block.fc2, f)
+    features = base.final_layer_norm(h.mean(0)) * base.logit_scale.exp()
+    return student.lm_head(features), neurons(h + block.bias_h, block.log_threshold_h.exp())
+
+
+def test_the_plus_block_follows_its_equations(ids):
+    student = make_student(**{**BLOCKS["plus"], "num_hidden_layers": 1, "distances": 4})
+    with torch.no_grad():
+        for parameter in student.model.layers[0].parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        output, spikes = spikes_of(student, ids[:1, :12])
+        logits, x = one_block(ids[0, :12], student)
+    assert torch.equal(spikes[0, "h"][:, 0], x) and 0 < x.mean() < 1
+    assert torch.allclose(output.logits[0], logits, atol=1e-5)
+
+
+def test_a_distance_bias_alone_fires_a_pair():
+    student = make_student(**BLOCKS["plus"])
+    block = student.model.layers[0]
+    with torch.no_grad():
+        block.bias_a.fill_(-100.0)
+        block.bias_a[1, 3] = 2 * block.log_threshold_a[1].exp()
+        _, spikes = spikes_of(student, torch.full((1, 8), 5))
+    expected = torch.diag(torch.ones(5), -3).expand(4, 8, 8)
+    assert torch.equal(spikes[0, "a"][:, 0, 1], expected) and spikes[0, "a"][:, 0, 0].sum() == 0
+
+
+def test_pairs_that_causality_forbids_train_no_threshold(student, ids):
+    """What the first token fires depends on itself alone, and so must its gradient."""
+    gradients = []
+    for length in (1, 12):
+        recorder = Recorder(sites=("r",))
+        student.model(ids[:, :length], use_cache=False, recorder=recorder)
+        weights = torch.arange(32.0).cos()
+        (recorder.spikes[1, "r"][:, :, 0] * weights).sum().backward()
+        gradients.append([block.log_threshold_a.grad.clone() for block in student.model.layers])
+        student.zero_grad()
+    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(*gradients, strict=True))
+    assert any(gradient.abs().sum() > 0 for gradient in gradients[0])
 
 
 def test_generate_greedy_sampling_and_padded_batches(student, ids):
@@ -165,8 +245,8 @@ def test_save_load_through_auto_classes(student, ids, tmp_path):
         assert torch.equal(again(ids).logits, student(ids).logits)
 
 
-def test_factorised_embedding_like_opt_350m(ids):
-    student = make_student(word_embed_proj_dim=16)
+def test_factorised_embedding_like_opt_350m(block, ids):
+    student = make_student(word_embed_proj_dim=16, **block)
     assert student.model.project_in.weight.shape == (32, 16) and student.lm_head.weight.shape == (97, 16)
     _, spikes = spikes_of(student, ids)
     assert spikes[1, "h"].mean() > 0
@@ -180,13 +260,14 @@ def test_recorder_costs_nothing_when_off_and_leaks_nothing(student, ids):
         student(ids.flip(1))
     assert set(recorder.spikes) == {(1, "h")} and set(recorder.membranes) == {(1, "h")}
     assert recorder.spikes[1, "h"].shape == (4, 2, 3, 32) and torch.equal(kept, recorder.spikes[1, "h"])
-    assert torch.equal(recorder.membranes[1, "h"] >= 0.7, recorder.spikes[1, "h"].bool())
+    threshold = student.model.layers[1].neurons("h").threshold
+    assert torch.equal(recorder.membranes[1, "h"] >= threshold, recorder.spikes[1, "h"].bool())
 
 
-def test_gradient_checkpointing_gives_the_same_gradient(ids):
+def test_gradient_checkpointing_gives_the_same_gradient(block, ids):
     gradients = []
     for on in (False, True):
-        student = make_student().train()
+        student = make_student(**block).train()
         if on:
             student.gradient_checkpointing_enable()
         recorder = Recorder(sites=("f",))
@@ -197,7 +278,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(ids):
 
 
 def test_snapped_weights_follow_their_parameter():
-    layer = SpikeLinear(4, 4, 14)
+    layer = SpikeLinear(4, 4, BiSpikCLMConfig(grid_bits=14))
     x = torch.eye(4)
     with torch.no_grad():
         first = layer(x)
@@ -213,19 +294,21 @@ def test_too_long_and_impossible_shapes_say_what_to_do(student):
         BiSpikCLMConfig(hidden_size=30, num_attention_heads=4)
     with pytest.raises(InputError, match="num_steps is 0"):
         BiSpikCLMConfig(num_steps=0)
+    with pytest.raises(InputError, match="readout is 'spikes'; give rate or residual"):
+        BiSpikCLMConfig(readout="spikes")
 
 
 @pytest.mark.parametrize("preset", sorted(MODEL_PRESETS))
-def test_presets_build_without_memory(preset):
+def test_presets_build_without_memory(preset, block):
     sizes = dict(MODEL_PRESETS[preset])
     with torch.device("meta"):
-        student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**sizes))
+        student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**sizes, **block))
     block = student.model.layers[0]
     assert block.fc1.weight.shape == (sizes["ffn_dim"], sizes["hidden_size"])
     assert student.lm_head.weight.shape[1] == sizes.get("word_embed_proj_dim", sizes["hidden_size"])
 
 
-def silent(current, threshold, alpha, xi):
+def silent(current, threshold, alpha, xi, scaled, unit):
     """A neuron that never fires, chosen by name below."""
     return torch.zeros_like(current) * threshold
 

@@ -14,12 +14,12 @@ from spikeopd.models.surrogate import psi
 V, ALPHA, XI = 0.7, 0.9, 2.0
 
 
-def plain(current, threshold, alpha=ALPHA, xi=XI):
+def plain(current, threshold, alpha=ALPHA, xi=XI, scaled=False):
     """The equation step by step with ordinary autograd."""
     u = s = torch.zeros_like(current[0])
     spikes, membranes = [], []
     for t in range(current.shape[0]):
-        u, s = lif_step(current[t], u, s, threshold, alpha, xi)
+        u, s = lif_step(current[t], u, s, threshold, alpha, xi, scaled)
         spikes.append(s)
         membranes.append(u)
     return torch.stack(spikes), torch.stack(membranes)
@@ -46,14 +46,15 @@ def test_fires_exactly_at_the_threshold(dtype):
     assert lif(current, torch.tensor([0.5], dtype=dtype)).flatten().tolist() == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("shape", [(1,), (6,), (3, 1, 1)])
-def test_gradient_equals_plain_autograd(shape):
+def test_gradient_equals_plain_autograd(shape, scaled):
     generator = torch.Generator().manual_seed(0)
     current = torch.randn(4, 2, 3, 5, 6, generator=generator, dtype=torch.float64) * 0.8 + 0.2
     threshold = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.4
     weight = torch.randn(current.shape, generator=generator, dtype=torch.float64)
     gradients = []
-    for function in (lif, lambda c, v: plain(c, v)[0]):
+    for function in (lambda c, v: lif(c, v, scaled=scaled), lambda c, v: plain(c, v, scaled=scaled)[0]):
         c, v = current.clone().requires_grad_(), threshold.clone().requires_grad_()
         spikes = function(c, v)
         (spikes * weight).sum().backward()
@@ -63,8 +64,9 @@ def test_gradient_equals_plain_autograd(shape):
         assert (mine - theirs).abs().max() <= 1e-10
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("shape", [(1,), (37,), (3, 1, 1)])
-def test_compiled_path_gives_the_same_spikes_and_gradients(shape, monkeypatch):
+def test_compiled_path_gives_the_same_spikes_and_gradients(shape, scaled, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     current = torch.randn(4, 2, 3, 29, 37, generator=generator) * 0.8 + 0.2
     threshold = torch.rand(shape, generator=generator) + 0.4
@@ -73,7 +75,7 @@ def test_compiled_path_gives_the_same_spikes_and_gradients(shape, monkeypatch):
     for enabled in (True, False):
         monkeypatch.setattr(lif_cpu, "_ENABLED", enabled)
         c, v = current.clone().requires_grad_(), threshold.clone().requires_grad_()
-        spikes = lif(c, v)
+        spikes = lif(c, v, scaled=scaled)
         (spikes * current.cos()).sum().backward()
         with torch.no_grad():
             assert torch.equal(lif(c, v), spikes), "without gradients the membranes are not stored"
@@ -83,6 +85,19 @@ def test_compiled_path_gives_the_same_spikes_and_gradients(shape, monkeypatch):
     assert torch.equal(results[0][0], results[1][0])
     assert torch.allclose(results[0][1], results[1][1], atol=1e-6)
     assert torch.allclose(results[0][2], results[1][2], rtol=1e-4, atol=1e-4)
+
+
+def test_scaled_surrogate_is_the_neuron_of_scaled_current():
+    """u/V - 1 is the membrane of I/V against a threshold of 1: same spikes, gradient by the chain rule."""
+    generator = torch.Generator().manual_seed(2)
+    current = torch.randn(4, 3, 16, generator=generator, dtype=torch.float64) * 5 + 2
+    c, d = current.clone().requires_grad_(), current.clone().requires_grad_()
+    v, w = (torch.full((16,), 4.0, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    one, two = lif(c, v, scaled=True), lif(d / w, torch.ones(16, dtype=torch.float64))
+    assert torch.equal(one, two) and 0 < one.mean() < 1
+    for spikes in (one, two):
+        (spikes * current.cos()).sum().backward()
+    assert torch.allclose(c.grad, d.grad, atol=1e-12) and torch.allclose(v.grad, w.grad, atol=1e-12)
 
 
 def test_compiled_path_does_not_depend_on_threads():

@@ -37,13 +37,31 @@ def problems(recipe="tiny", overrides=()) -> list[str]:
 
 
 def test_recipes_load_and_their_resolved_form_loads_back_equal(tmp_path):
-    assert recipe_names() == ["opt-1.3b", "opt-125m", "opt-350m", "tiny"]
+    assert recipe_names() == ["opt-1.3b", "opt-125m", "opt-350m", "tiny", "tiny-long", "tiny-paper"]
     for name in recipe_names():
         config = load_config(name)
         (tmp_path / "config.yaml").write_text(to_yaml(config))
         assert load_config(tmp_path / "config.yaml") == config
         assert config_from_dict(config_to_dict(config)) == config
-        assert config.model.preset == name
+        assert config.model.preset == name.removesuffix("-long").removesuffix("-paper")
+        assert config.model.block == ("plus" if name in ("tiny", "tiny-long") else "paper")
+
+
+def test_a_block_brings_its_options_and_each_can_be_changed_alone():
+    plus = load_config("tiny").model
+    assert (plus.residual_write, plus.readout, plus.distances, plus.neurons) == ("current", "residual", 16, "own")
+    paper = load_config("opt-125m").model
+    assert (paper.residual_write, paper.readout, paper.distances, paper.neurons) == ("spike", "rate", 0, "shared")
+    assert load_config("tiny", ["model.readout=rate", "stage1.deploy_updates=0"]).model.readout == "rate"
+    changed = with_overrides(load_config("tiny"), ["model.block=paper", "model.distances=4", "stage1.deploy_updates=0"])
+    assert (changed.model.residual_write, changed.model.distances) == ("spike", 4)
+
+
+def test_a_deployable_phase_needs_a_student_that_has_one():
+    (line,) = problems("tiny", ["model.readout=rate", "stage1.deploy_updates=5"])
+    assert line.startswith("stage1.deploy_updates: needs model.readout=residual")
+    (line,) = problems("tiny", ["stage1.updates=5", "stage1.deploy_updates=6"])
+    assert line == "stage1.deploy_updates: 6 exceeds stage1.updates = 5"
 
 
 @pytest.mark.parametrize("name", ["opt-125m", "opt-350m", "opt-1.3b"])

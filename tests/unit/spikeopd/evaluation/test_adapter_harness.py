@@ -18,6 +18,7 @@ from spikeopd.evaluation.generation import generate  # noqa: E402
 from spikeopd.evaluation.scoring import Limits  # noqa: E402
 from spikeopd.evaluation.torch_model import TorchScorer  # noqa: E402
 from spikeopd.models.teacher import load_teacher, resolve  # noqa: E402
+from spikeopd.sampling import Sampling  # noqa: E402
 from spikeopd.text.tokenizer import load_tokenizer  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -72,7 +73,7 @@ def test_log_likelihoods_are_those_of_hflm(model, tokenizer):
 def test_a_greedy_continuation_is_recognised(model, tokenizer):
     lm = HarnessLM(TorchScorer(model), tokenizer)
     prompt = tokenizer.encode("A kettle is a pot for boiling")
-    (greedy,) = generate(lm.scorer, [prompt], 4)
+    (greedy,) = generate(lm.scorer, [prompt], Sampling(max_new_tokens=4))
     answers = lm._loglikelihood_tokens([(("", ""), prompt, end) for end in (greedy, [5, 6, 7])])
     assert [answer[1] for answer in answers] == [True, False]
 
@@ -147,4 +148,4 @@ def test_sampled_generations_follow_from_the_seed(student, tokenizer):
         asked = [Instance("generate_until", {}, (f"prompt {number}", options), number) for number in range(3)]
         return HarnessLM(TorchScorer(student), tokenizer, Limits(sequences=size)).generate_until(asked)
 
-    assert made(3, 0) == made(3, 0) != made(3, 1)
+    assert made(3, 0) == made(1, 0) != made(3, 1), "the batch is no matter"

@@ -11,6 +11,7 @@ from spikeopd.errors import InputError
 from spikeopd.evaluation.bundle_model import BundleScorer, open_bundle
 from spikeopd.evaluation.generation import generate
 from spikeopd.evaluation.scoring import make_item, plan, score
+from spikeopd.sampling import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_one_item_alone_is_the_same(model, scorer):
 
 def test_generation_continues_with_the_most_likely_token(model, scorer):
     prompts = [[2, 5, 9], [2, 5, 9, 13, 17]]
-    made = generate(scorer, prompts, 5)
+    made = generate(scorer, prompts, Sampling(max_new_tokens=5))
     for prompt, tokens in zip(prompts, made, strict=True):
         decoder = DenseDecoder(model)
         logits = [decoder.step(token)[0] for token in [*prompt, *tokens[:-1]]][len(prompt) - 1 :]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from evaluation_items import write_items
 
-from spikeopd.evaluation.cli import COMMANDS, PAPER_ROWS, build_parser, main
-from spikeopd.evaluation.generation import choose, uniforms
+from spikeopd.evaluation.arguments import COMMANDS, PAPER_ROWS, build_parser
+from spikeopd.evaluation.cli import RUN, main
 from spikeopd.evaluation.models import open_model
 
 torch = pytest.importorskip("torch")
@@ -45,7 +45,7 @@ def test_zeroshot_over_seeds_in_json(checkpoint, tmp_path, capsys, no_network):
         (tmp_path / f"run-{seed}").mkdir()
         (tmp_path / f"run-{seed}" / "final").symlink_to(checkpoint)
     code, out, err = run(
-        capsys, "zeroshot", tmp_path / "run-{seed}", "--seeds", "0", "1", "--data-dir", data,
+        capsys, "zeroshot", tmp_path / "run-{seed}", "--seeds", "0", "1", "--benchmarks", data,
         "--tasks", "piqa,hellaswag", "--json", "--output", tmp_path / "out", "--batch-size", "4",
     )  # fmt: skip
     assert code == 0
@@ -68,7 +68,7 @@ def test_zeroshot_over_seeds_in_json(checkpoint, tmp_path, capsys, no_network):
 def test_zeroshot_table(checkpoint, tmp_path, capsys, no_network):
     pytest.importorskip("lm_eval")
     data = write_items(tmp_path / "data")
-    code, out, err = run(capsys, "zeroshot", checkpoint, "--data-dir", data, "--tasks", "boolq", "--limit", "1",
+    code, out, err = run(capsys, "zeroshot", checkpoint, "--benchmarks", data, "--tasks", "boolq", "--limit", "1",
                          "--output", tmp_path / "out", "--quiet")  # fmt: skip
     assert code == 0 and err == ""
     lines = out.splitlines()
@@ -86,24 +86,24 @@ def test_a_bundle_is_scored_by_the_event_engine(checkpoint, student, tmp_path, c
     options = BundleOptions(tokenizer=checkpoint / "tokenizer.json", tokens={"bos": 2, "eos": 2, "pad": 1})
     write_bundle(lower(student, "int8").model, tmp_path / "bundle", options)
     data = write_items(tmp_path / "data")
-    code, out, _ = run(capsys, "zeroshot", tmp_path / "bundle", "--data-dir", data, "--tasks", "piqa,winogrande",
+    code, out, _ = run(capsys, "zeroshot", tmp_path / "bundle", "--benchmarks", data, "--tasks", "piqa,winogrande",
                        "--json", "--output", tmp_path / "out")  # fmt: skip
     assert code == 0
     (result,) = json.loads(out)["runs"]
     assert result["kind"] == "bundle" and result["engine"] == "event" and "model.nir" in result["files"]
     assert result["tasks"]["piqa"]["questions"] == 2
-    code, _, err = run(capsys, "zeroshot", tmp_path / "bundle", "--data-dir", data, "--device", "cuda")
+    code, _, err = run(capsys, "zeroshot", tmp_path / "bundle", "--benchmarks", data, "--device", "cuda")
     assert code == 2 and "a bundle runs on the CPU" in err
 
 
 def test_zeroshot_errors(checkpoint, tmp_path, capsys):
     data = write_items(tmp_path / "data", {"piqa": [{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}]})
     for words, expected in (
-        (("--data-dir", data), "lacks 7 of 8 tasks"),
-        (("--data-dir", data, "--tasks", "mmlu"), "no benchmark 'mmlu'"),
-        (("--data-dir", data, "--tasks", "piqa", "--seeds", "1"), "write {seed}"),
-        (("--data-dir", data, "--tasks", "piqa", "--limit", "0"), "--limit 0"),
-        (("--data-dir", data, "--tasks", "piqa", "--batch-size", "none"), "--batch-size none"),
+        (("--benchmarks", data), "lacks 7 of 8 tasks"),
+        (("--benchmarks", data, "--tasks", "mmlu"), "no benchmark 'mmlu'"),
+        (("--benchmarks", data, "--tasks", "piqa", "--seeds", "1"), "write {seed}"),
+        (("--benchmarks", data, "--tasks", "piqa", "--limit", "0"), "--limit 0"),
+        (("--benchmarks", data, "--tasks", "piqa", "--batch-size", "none"), "--batch-size none"),
     ):
         code, out, err = run(capsys, "zeroshot", checkpoint, *words)
         assert code == 2 and out == "" and expected in err and err.count("\n") == 1
@@ -257,13 +257,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(command, tmp
         assert err.count("\n") == 1
 
 
-def test_sampling_by_hand():
-    logits = np.log(np.array([0.2, 0.5, 0.3]))
-    assert [choose(logits, u, 1.0) for u in (0.0, 0.19, 0.21, 0.69, 0.71, 0.999)] == [0, 0, 1, 1, 2, 2]
-    assert choose(logits, None, 0.0) == 1
-    assert not np.array_equal(uniforms(0, 0, 4), uniforms(0, 1, 4))
-
-
 def test_help_is_fast_and_ends_with_examples(capsys):
     """Nothing heavy is imported for --help; every subcommand shows two commands that its own parser accepts."""
     code = "import sys; from spikeopd.evaluation.cli import main; main([]); " \
@@ -277,7 +270,32 @@ def test_help_is_fast_and_ends_with_examples(capsys):
             build_parser().parse_args(shlex.split(example))
 
 
-def test_the_choices_of_paper_rows_are_the_tables_own():
+def test_every_command_has_a_function():
+    assert list(RUN) == list(COMMANDS)
+
+
+def test_every_choice_of_paper_rows_has_rows():
     from spikeopd.evaluation import paper
 
-    assert paper.CHOICES == PAPER_ROWS
+    shown = {choice: paper.rows(choice, {}) for choice in PAPER_ROWS}
+    assert [choice for choice, rows in shown.items() if not rows] == ["none"]
+    assert {row.scale for choice in PAPER_ROWS for row in shown[choice]} <= {"0.125B", "0.35B", "1.3B"}
+
+
+def test_old_spellings_are_accepted_with_a_hint(checkpoint, tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+    data = write_items(tmp_path / "data")
+    words = ("zeroshot", checkpoint, "--tasks", "piqa", "--limit", "1", "--quiet", "--json", "--output", tmp_path)
+    new = run(capsys, *words, "--benchmarks", data, "--precision", "bf16")
+    old = run(capsys, *words, "--data-dir", data, "--dtype", "bfloat16")
+    assert (new[0], old[0], new[2]) == (0, 0, "")
+    assert old[2].splitlines() == [
+        "spikeopd-eval: --data-dir is now --benchmarks; the old name goes in the next release",
+        "spikeopd-eval: --dtype is now --precision; the old name goes in the next release",
+    ]
+    found = [json.loads(out) for _, out, _ in (new, old)]
+    assert found[0]["runs"] == found[1]["runs"] and found[0]["runs"][0]["dtype"] == "bfloat16"
+    with pytest.raises(SystemExit):
+        main(["rollouts", "tiny", "--precision", "int4"])
+    assert "invalid choice: 'int4' (choose from fp32, bf16, fp16)" in capsys.readouterr().err
+    assert "--dtype" not in build_parser().format_help()

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeopd.errors import ConfigError, InputError
-from spikeopd.evaluation.generation import choose
 from spikeopd.evaluation.perplexity import windows
 from spikeopd.evaluation.scoring import Group, Item, Limits, Scored, batches, make_item, plan, score
 
@@ -122,13 +121,6 @@ def test_a_long_context_loses_its_beginning():
         make_item([1], range(11), 10)
     with pytest.raises(InputError, match="at least one token"):
         make_item([], [1], 10)
-
-
-def test_a_token_is_chosen_by_its_share_at_every_temperature():
-    logits = np.log(np.array([0.2, 0.5, 0.3]))
-    assert [choose(logits, u, 1.0) for u in (0.0, 0.19, 0.21, 0.69, 0.71, 0.999)] == [0, 0, 1, 1, 2, 2]
-    assert [choose(logits, u, 1e-320) for u in (0.0, 0.5, 0.999)] == [1, 1, 1], "near zero it is the greedy choice"
-    assert choose(logits, None, 1.0) == 1
 
 
 def test_windows_by_hand():

@@ -24,7 +24,7 @@ from spikeopd.methods import run as running
 from spikeopd.methods import spad
 from spikeopd.methods.setup import configured_student
 from spikeopd.quality import CollapseDetector
-from spikeopd.studies import figures, runs, tables, values, worker
+from spikeopd.studies import figures, runs, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
 from spikeopd.studies.definitions import STUDIES, Column, Row, every, find, stage1_marks
@@ -388,13 +388,13 @@ def example_table():
 def test_tables_in_three_notations():
     _, _, _, table = example_table()
     assert table.head == ("", "PPL", "KL self", "Adj. %", "Dist.-4 %", "paper Avg. %", "paper Rate")
-    read = list(csv.reader(io.StringIO(tables.comma_separated(table))))
+    read = list(csv.reader(io.StringIO(table.csv)))
     assert read[1] == ["dL = 1 & 2_x", "5.00", "1.000", "1.00", "90.00", "35.0", "0.17 ± 0.006"]
     assert read[2][-2:] == ["-", "-"]
-    written = tables.latex(table)
+    written = table.latex
     assert r"dL = 1 \& 2\_x & 5.00" in written and r"0.17 $\pm$ 0.006" in written and r"Adj. \%" in written
     assert written.count(r"\\") == 3 and "lrrrr|rr" in written
-    shown = tables.text(table).splitlines()
+    shown = table.text.splitlines()
     assert len({len(line) for line in shown[2:3] + shown[4:6]}) == 1 and shown[-1] == "note: small"
 
 

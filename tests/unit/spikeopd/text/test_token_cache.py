@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from spikeopd.errors import ConfigError, InputError
+from spikeopd.sampling import LARGEST_SEED
 from spikeopd.text import tokens as data_module
 from spikeopd.text.tokenizer import load_tokenizer
-from spikeopd.text.tokens import LARGEST_SEED, TokenData, batch, default_cache_dir, prepare, sequential_windows
+from spikeopd.text.tokens import TokenData, batch, default_cache_dir, prepare, sequential_windows
 
 
 class Documents:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import random_model, random_shape
 
-from export.design_rules import RULES, Design, check_all
-from export.loihi import SOURCES, Limits, cache_bytes, groups_of, place
-from export.map_command import resource_map
+from export.loihi.map import resource_map
+from export.loihi.placement import SOURCES, Limits, cache_bytes, groups_of, place
+from export.loihi.rules import RULES, Design, check_all
 
 SHAPE = random_shape(heads=2, head_dim=8, layers=1, ffn=24, positions=32)
 

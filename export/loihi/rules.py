@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from export.loihi import SOURCES, Core, Limits
-from spikeopd.contracts import MEMBRANE_MAX, SpikeModel, projections
+from export.loihi.placement import SOURCES, Core, Limits
+from spikeopd.contracts import EMBED_SITE, MEMBRANE_MAX, RESIDUAL, Array, SpikeModel, projections
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def sums_cannot_saturate(design: Design) -> list[Violation]:
         return []
     found = []
     for index, layer in enumerate(design.model.layers):
-        for name, site in ((c.name, c.target) for c in projections(design.model.shape)):
+        for name, site in ((c.name, c.target) for c in projections(design.model.shape) if c.target != RESIDUAL):
             weights, shift = getattr(layer, name).astype(np.int64), layer.sites[site].shift
             bias = layer.sites[site].bias
             reach = max(
@@ -96,25 +96,47 @@ def sums_cannot_saturate(design: Design) -> list[Violation]:
     return _collect("worst-case input of one step", found, MEMBRANE_MAX, "contract: 24-bit membranes saturate")
 
 
+def residual_cannot_saturate(design: Design) -> list[Violation]:
+    """Worst case of one step at a site that the residual stream drives. A warning, as above."""
+    if design.model.precision != "int8":
+        return []
+    found = []
+    for layer, site, stream in _residual_reach(design.model):
+        reach = int((stream + np.abs(design.model.site(layer, site).bias.astype(np.int64))).max())
+        if reach > MEMBRANE_MAX:
+            found.append((EMBED_SITE if layer < 0 else f"layer {layer} site {site}", reach))
+    return _collect("worst-case residual stream", found, MEMBRANE_MAX, "contract: 24-bit membranes saturate")
+
+
 def residual_fits_payload(design: Design) -> list[Violation]:
     """The residual stream travels as graded spikes."""
     if design.model.precision != "int8":
         return []
-    model = design.model
+    bits = max(int(stream.max()).bit_length() + 1 for _, _, stream in _residual_reach(design.model))
+    if bits <= design.limits.payload_bits:
+        return []
+    return [_violation("bits of the residual stream", "all layers", 1, bits, design.limits, "payload_bits")]
+
+
+def _residual_reach(model: SpikeModel) -> Iterator[tuple[int, str, Array]]:
+    """(layer, site, largest |h| that can reach it, per channel): every token, every input of every write spikes."""
     e = model.embedding
-    table = np.abs(e.table.astype(np.int64)).max() * np.int64(e.row_scale.max()) * np.abs(e.channel_gain).max()
+    largest = np.abs(e.table.astype(np.int64)).max() * np.int64(e.row_scale.max())
     if e.project_in is not None:
-        table = table * np.abs(e.project_in.astype(np.int64)).sum(0).max()
-    reach = (int(table) >> e.shift) + int(np.abs(e.position.astype(np.int64)).max())
-    for layer in model.layers:
-        reach += int(np.abs(layer.gain_o).max()) + int(np.abs(layer.gain_y).max())
-    bits = reach.bit_length() + 1
-    limit = design.limits.payload_bits
-    return (
-        []
-        if bits <= limit
-        else [_violation("bits of the residual stream", "all layers", 1, bits, design.limits, "payload_bits")]
-    )  # noqa: E501
+        largest = largest * np.abs(e.project_in.astype(np.int64)).sum(0)
+    reach = largest * np.abs(e.channel_gain.astype(np.int64)) >> e.shift
+    reach = reach + np.abs(e.position.astype(np.int64)).max(0)
+    yield -1, EMBED_SITE, reach
+    for index, layer in enumerate(model.layers):
+        for site, weight, written in (("x", layer.w_o, "o"), ("h", layer.w_2, "y")):
+            if model.shape.residual_write == "spike":
+                reach = reach + np.abs(getattr(layer, f"gain_{written}").astype(np.int64))
+            else:
+                wide, bias = weight.astype(np.int64), getattr(layer, f"bias_{written}").astype(np.int64)
+                shift = getattr(layer, f"shift_{written}")
+                up, down = np.maximum(wide, 0).sum(0) << shift, np.maximum(-wide, 0).sum(0) << shift
+                reach = reach + np.maximum(np.abs(up + bias), np.abs(down - bias))
+            yield index, site, reach
 
 
 RULES: tuple[Callable[[Design], list[Violation]], ...] = (
@@ -125,6 +147,7 @@ RULES: tuple[Callable[[Design], list[Violation]], ...] = (
     weights_are_narrow,
     membranes_hold_thresholds,
     sums_cannot_saturate,
+    residual_cannot_saturate,
     residual_fits_payload,
 )
 

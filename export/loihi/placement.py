@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from spikeopd.contracts import ModelShape
+from spikeopd.contracts import EMBED_SITE, RESIDUAL, Connection, ModelShape, connections
+from spikeopd.contracts.topology import RESIDUAL_SITES
 
 BRIEF = (
     'Intel Labs, "Taking Neuromorphic Computing to the Next Level with Loihi 2", technology brief, 2021 '
@@ -47,6 +48,9 @@ SOURCES = {
 
 NEURON_BYTES = 12  # membrane and last spike, threshold, bias: one 32-bit word each
 RESIDUAL_BYTES = 4  # sites x and h also keep the residual stream
+WRITE_BYTES = 4  # and with a current write its bias and shift, in one word
+CACHED = {"coincidence": "k", "values": "v"}  # whose spikes become the synapses of a connection that has no array
+Spread = Literal["all", "head", "one"]  # a spike visits every core of its target, those of its head, or one
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Group:
     fan_in: int
     synapse_bits: int
     neuron_bytes: int
-    targets: tuple[str, ...]  # groups that receive its spikes
+    targets: tuple[tuple[str, Spread], ...]  # groups that receive its spikes, or the residual stream it passes on
 
     @property
     def bytes_per_neuron(self) -> float:
@@ -91,32 +95,53 @@ class Core:
         return {**asdict(self), "used_bytes": self.used_bytes}
 
 
+def reader(shape: ModelShape, connection: Connection) -> str:
+    """The site that a connection's sums reach; for the residual stream the next site that reads it."""
+    if connection.target != RESIDUAL:
+        return connection.target
+    sites = shape.layer_sites
+    return next(site for site in sites[sites.index(connection.driver) :] if site in RESIDUAL_SITES)
+
+
 def groups_of(shape: ModelShape, context: int, precision_bits: int = 8) -> list[Group]:
     """All groups in the order of computation, attention sized for `context` tokens in the cache."""
-    d, ffn, heads, steps = shape.hidden_size, shape.ffn_dim, shape.num_attention_heads, shape.num_steps
-    w = precision_bits
-    first = tuple(f"layer0.{site}" for site in "qkvx")
-    groups = [Group("embed", -1, "embed", d, 1, 32, NEURON_BYTES + RESIDUAL_BYTES, first)]
-    for layer in range(shape.num_hidden_layers):
-        here, after = f"layer{layer}.", f"layer{layer + 1}."
-        last = layer == shape.num_hidden_layers - 1
-        following = () if last else tuple(after + site for site in "qkvx")
+    table = connections(shape)
+    entering = {reader(shape, connection): connection for connection in table}
+    stream = NEURON_BYTES + RESIDUAL_BYTES + (WRITE_BYTES if shape.residual_write == "current" else 0)
+    first = [site for site in shape.layer_sites if site in RESIDUAL_SITES][0]
 
-        sized: list[tuple[str, int, int, int, tuple[str, ...]]] = [
-            ("q", d, d, w, (here + "a",)),
-            ("k", d, d, w, (here + "a",)),
-            ("v", d, d, w, (here + "r",)),
-            ("a", heads * context, shape.head_dim, steps, (here + "r",)),
-            ("r", d, context, steps, (here + "o",)),
-            ("o", d, d, w, (here + "x",)),
-            ("x", d, 1, 32, (here + "f", here + "h")),
-            ("f", ffn, d, w, (here + "y",)),
-            ("y", d, ffn, w, (here + "h",)),
-            ("h", d, 1, 32, following),
-        ]
-        for site, neurons, fan_in, bits, targets in sized:
-            size = NEURON_BYTES + (RESIDUAL_BYTES if site in ("x", "h") else 0)
-            groups.append(Group(here + site, layer, site, neurons, fan_in, bits, size, targets))
+    def targets(layer: int, site: str) -> tuple[tuple[str, Spread], ...]:
+        found: list[tuple[str, Spread]] = []
+        for place in (layer, layer + 1):
+            for c in table if place in range(shape.num_hidden_layers) else ():
+                if (layer, site) in (c.driver_of(place), (place, CACHED.get(c.name))):
+                    spread: Spread = "all" if c.dense else "head" if c.name in CACHED else "one"
+                    found.append((f"layer{place}.{reader(shape, c)}", spread))
+        # The residual stream goes from embed and h to x of the next layer, and from x to h.
+        if site == first:
+            found.append((f"layer{layer}.h", "one"))
+        elif site in RESIDUAL_SITES and layer + 1 < shape.num_hidden_layers:
+            found.append((f"layer{layer + 1}.{first}", "one"))
+        return tuple(found)
+
+    size = shape.hidden_size
+    groups = [Group(EMBED_SITE, -1, EMBED_SITE, size, 1, 32, NEURON_BYTES + RESIDUAL_BYTES, targets(-1, EMBED_SITE))]
+    for layer in range(shape.num_hidden_layers):
+        for site in shape.layer_sites:
+            connection = entering[site]
+            bits = precision_bits if connection.dense else shape.num_steps if connection.name in CACHED else 32
+            groups.append(
+                Group(
+                    name=f"layer{layer}.{site}",
+                    layer=layer,
+                    site=site,
+                    neurons=shape.site_slots(site, 1, context),
+                    fan_in=connection.fan_in or context,
+                    synapse_bits=bits,
+                    neuron_bytes=stream if site in RESIDUAL_SITES else NEURON_BYTES,
+                    targets=targets(layer, site),
+                )
+            )
     return groups
 
 
@@ -127,7 +152,9 @@ def place(shape: ModelShape, context: int, limits: Limits | None = None, weight_
     count: dict[str, int] = {}
     reach: dict[str, int] = {}
     for group in reversed(groups):  # a group's outgoing axons depend on how its targets were cut
-        reach[group.name] = max(1, sum(_cores_reached(group, target, count, shape) for target in group.targets))
+        reach[group.name] = max(
+            1, sum(_cores_reached(spread, count[target], shape) for target, spread in group.targets)
+        )
         per_core = min(
             limits.core_neurons,
             int(limits.core_bytes // group.bytes_per_neuron),
@@ -163,23 +190,19 @@ def cache_bytes(shape: ModelShape, context: int) -> int:
     return 2 * shape.num_hidden_layers * math.ceil(shape.num_steps * context * shape.hidden_size / 8)
 
 
-def _cores_reached(group: Group, target: str, count: dict[str, int], shape: ModelShape) -> int:
-    """Cores of `target` that one neuron's spike must visit."""
-    site = target.rpartition(".")[2]
-    if site in ("x", "h"):
-        return 1  # one-to-one
-    cores = count[target]
-    if site in ("a", "r"):
-        return math.ceil(cores / shape.num_attention_heads)  # the cores of the neuron's own head
-    return cores
+def _cores_reached(spread: Spread, cores: int, shape: ModelShape) -> int:
+    """Cores of a target that one neuron's spike must visit."""
+    if spread == "one":
+        return 1
+    return cores if spread == "all" else math.ceil(cores / shape.num_attention_heads)
 
 
 def _in_axons(group: Group, neurons: int, shape: ModelShape, context: int) -> int:
     """Distinct sources that reach one core."""
-    if group.site == "embed":
+    if group.site == EMBED_SITE:
         return neurons  # from the host
-    if group.site in ("x", "h"):
-        return 2 * neurons  # a spike and the residual stream for each
+    if group.site in RESIDUAL_SITES:  # what is written, and the residual stream for each
+        return (neurons if group.fan_in == 1 else group.fan_in) + neurons
     if group.site == "a":
         heads = min(shape.num_attention_heads, math.ceil(neurons / context) + 1)
         return 2 * min(shape.hidden_size, heads * shape.head_dim)  # queries and new keys

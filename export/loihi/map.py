@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from export.design_rules import Design, Violation, check_all
-from export.loihi import SOURCES, Core, Limits, cache_bytes, place
+from export.loihi.placement import SOURCES, Core, Limits, cache_bytes, place
+from export.loihi.rules import Design, Violation, check_all
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, manifest_shape, read_manifest
 from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write, check_writable

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from export.bundle_writer import plain_dict
-from export.nir_graph import DT, build_graph
-from export.nir_runner import Runner, execution_order
+from export.nir.graph import DT, build_graph
+from export.nir.runner import Runner, execution_order
 from spikeopd.errors import InputError
 
 

@@ -2,13 +2,16 @@ r"""A deployable model as a NIR graph of standard nodes (product of spikes = AND
 
     exact neuron   LI -> Threshold(just below V) -> Scale(-V) -> back to LI      the loop delays the reset by one step
     spike product  a, b -> Threshold(1.5)                                        two fan-ins sum, AND fires on both
+    current write  Linear(w) -> Scale(2**shift) -> residual stream               no neurons between
+    bias           Affine(0, b), fed by nothing that counts, into whatever adds  where no projection could carry it
 
 Profile `cell`: one nested graph per block, residual stream in and out; its attention is the cell of *one* pair, query
 and key of the same token, and metadata says how to replicate it. Profile `unrolled`: every token and every causal pair
 of a fixed context has nodes of its own, nothing needs metadata.
 
-Every graph takes the embedding current (residual stream) and returns the spikes of the last site. Embedding and head
-are host work (the head's LayerNorm is not a NIR primitive); their arrays travel in the root's metadata.
+Every graph takes the embedding current (residual stream) and returns what the head reads: the spikes of the last site,
+or with the readout "residual" the stream itself. Embedding and head are host work (the head's LayerNorm is not a NIR
+primitive); their arrays travel in the root's metadata.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ Profile = Literal["cell", "unrolled"]
 Neuron = Literal["exact", "lif"]
 
 DT = 1e-4  # seconds per step; the value other NIR readers assume
-NIR_SCHEMA = "spikeopd.nir/1"
 HOST_ARRAYS = ("embedding.", "head.")
 
 CELL_WARNING = (
@@ -43,6 +45,11 @@ REPLICATE = (
     "neuron has a state of its own for every pair and head; the 'value' products of all j <= i add up in the membrane "
     "of site r of token i."
 )
+DISTANCE = (
+    "The bias current of a pair's map neuron depends on its distance: 'distance_bias' has for each layer an array "
+    "[heads, distances] in membrane units, and pair (i, j) uses column min(i - j, distances - 1). The 'count' node "
+    "here holds column 0, in units of counts."
+)
 EXACT_NEURON = (
     "u[t] = alpha u[t-1] + I[t] - V s[t-1]; s[t] = u[t] >= V; u and s start at 0 for every token. LI -> Threshold -> "
     "Scale(-V) -> LI: the recurrent edge carries the previous step's value. The stored threshold is the float32 just "
@@ -54,6 +61,10 @@ LIF_NEURON = (
     "subtractive reset delayed by one step to get the model's spikes. v_threshold is the float32 just below V because "
     "LIF fires at >."
 )
+OUTPUTS = {
+    "rate": "spikes of the last site; their sum over the steps enters the head",
+    "residual": "residual stream after the last block; its sum over the steps enters the head",
+}
 INTEGER_NOTE = (
     "Integer model: before it decays, a membrane's magnitude is multiplied by decay_numerator and shifted right by 12 "
     "bits (truncation), and it saturates at 24 bits. NIR's nodes cannot say so; run as real numbers they may differ."
@@ -77,6 +88,7 @@ class _Builder:
     locations: dict[str, Location]
     nodes: dict[str, nir.NIRNode] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
+    constants: dict[str, str] = field(default_factory=dict)
 
     def add(self, label: str, node: nir.NIRNode, *sources: str) -> str:
         name = f"n{len(self.nodes):05d}_{label}"
@@ -86,6 +98,19 @@ class _Builder:
 
     def locate(self, array: str, name: str, attribute: str, **options: Any) -> None:
         self.locations.setdefault(array, Location(f"{self.prefix}/nodes/{name}/{attribute}", **options))
+
+    def constant(self, array: str, values: Array, transform: str = "") -> str:
+        """A node that emits `values` at every step, whatever the graph's input is."""
+        if array not in self.constants:
+            narrow = np.int8 if values.dtype.kind == "i" else np.float32
+            if not self.constants:
+                entry = next(iter(self.nodes))
+                width = int(self.nodes[entry].output_type["output"][0])
+                self.constants[""] = self.add("silence", nir.Linear(np.zeros((1, width), narrow)), entry)
+            name = self.add("constant", nir.Affine(np.zeros((len(values), 1), narrow), values), self.constants[""])
+            self.locate(array, name, "bias", transform=transform)
+            self.constants[array] = name
+        return self.constants[array]
 
     def graph(self, metadata: dict[str, Any] | None = None) -> nir.NIRGraph:
         return nir.NIRGraph(nodes=self.nodes, edges=self.edges, metadata=metadata or {})
@@ -133,10 +158,10 @@ def _cell(model: SpikeModel, neuron: Neuron) -> NirModel:
         out = _blocks(block, model, neuron, index, [inner])[0]
         block.add("residual_out", nir.Output(np.array([d])), out)
         stream = root.add("block", block.graph({"layer": index}), stream)
-    last = model.shape.num_hidden_layers - 1
-    spikes = _neuron(root, "h", model.layers[last].sites["h"], model, neuron, [stream], f"layers.{last}.h")
-    root.add("spikes", nir.Output(np.array([d])), spikes)
+    root.add(_output_name(model), nir.Output(np.array([d])), _readout(root, model, neuron, stream))
     note = {"warning": CELL_WARNING, "replicate": REPLICATE}
+    if model.shape.distances:
+        note["distance"] = DISTANCE
     return _finish(root, model, neuron, "cell", 1, note)
 
 
@@ -149,16 +174,27 @@ def _unrolled(model: SpikeModel, neuron: Neuron, context: int) -> NirModel:
     streams = [root.add(f"token{i}", nir.Linear(np.ascontiguousarray(parts[i])), whole) for i in range(context)]
     for index in range(model.shape.num_hidden_layers):
         streams = _blocks(root, model, neuron, index, streams)
-    last = model.shape.num_hidden_layers - 1
-    site = model.layers[last].sites["h"]
-    fired = [_neuron(root, "h", site, model, neuron, [stream], f"layers.{last}.h") for stream in streams]
-    joined = [
-        root.add(f"place{i}", nir.Linear(np.ascontiguousarray(parts[i].T)), spikes) for i, spikes in enumerate(fired)
-    ]
+    read = [_readout(root, model, neuron, stream) for stream in streams]
+    joined = [root.add(f"place{i}", nir.Linear(np.ascontiguousarray(parts[i].T)), node) for i, node in enumerate(read)]
     # Readers add up what enters a node, but not all of them what enters an Output.
     whole = root.add("all_tokens", nir.Scale(np.ones(context * d, np.float32)), *joined)
-    root.add("spikes", nir.Output(np.array([context * d])), whole)
+    root.add(_output_name(model), nir.Output(np.array([context * d])), whole)
     return _finish(root, model, neuron, "unrolled", context, {})
+
+
+def _output_name(model: SpikeModel) -> str:
+    return "spikes" if model.shape.readout == "rate" else "stream"
+
+
+def _readout(root: _Builder, model: SpikeModel, neuron: Neuron, stream: str) -> str:
+    """The last site, and the node that the head reads: its spikes or the residual stream."""
+    last, d = model.shape.num_hidden_layers - 1, model.shape.hidden_size
+    spikes = _residual_neuron(root, "h", model.layers[last].sites["h"], model, neuron, stream, f"layers.{last}.h")
+    if model.shape.readout == "rate":
+        return spikes
+    # The last site drives nothing, but nir.read gives every loose end an Output of its own: a weight of zero ties it.
+    mute = root.add("mute", nir.Scale(np.zeros(d, np.float32)), spikes)
+    return root.add("readout", nir.Scale(np.ones(d, np.float32)), stream, mute)
 
 
 def _finish(
@@ -166,7 +202,7 @@ def _finish(
 ) -> NirModel:
     """Root metadata: what the file is, and the host's arrays. Only strings, numbers, arrays and nested dicts."""
     about: dict[str, Any] = {
-        "schema": NIR_SCHEMA,
+        "schema": f"spikeopd.nir/{1 if model.shape.paper_block else 2}",
         "profile": profile,
         "context": context,
         "neuron": neuron,
@@ -178,18 +214,24 @@ def _finish(
         "embedding_shift": model.embedding.shift,
         "epsilon": float(model.head.epsilon),
         "input": "embedding current of each token in residual units, held for num_steps steps",
-        "output": "spikes of the last site; their sum over the steps enters the head",
+        "output": OUTPUTS[model.shape.readout],
         **note,
     }
     if model.precision == "int8":
         about |= {"decay_numerator": int(model.decay), "decay_bits": DECAY_BITS, "integers": INTEGER_NOTE}
     host: dict[str, Any] = {}
+    distance: dict[str, Any] = {}
     for name, array in model_arrays(model).items():
+        if name.endswith(".a.bias"):
+            layer = f"layer{int(name.split('.')[1]):03d}"
+            distance[layer] = array
+            root.locations[name] = Location(f"/node/metadata/distance_bias/{layer}")
         if name.startswith(HOST_ARRAYS):
             group, _, leaf = name.partition(".")
             host.setdefault(group, {})[leaf] = array
             root.locations[name] = Location(f"/node/metadata/host/{group}/{leaf}")
-    return NirModel(root.graph({"spikeopd": about, "host": host}), root.locations)
+    metadata = {"spikeopd": about, "host": host} | ({"distance_bias": distance} if distance else {})
+    return NirModel(root.graph(metadata), root.locations)
 
 
 # --- one block -------------------------------------------------------------------------------------------------------
@@ -205,39 +247,58 @@ def _blocks(b: _Builder, model: SpikeModel, neuron: Neuron, index: int, streams:
     def fire(site: str, sources: Sequence[str]) -> str:
         return _neuron(b, site, layer.sites[site], model, neuron, sources, f"layers.{index}.{site}")
 
+    def fire_residual(site: str, stream: str) -> str:
+        return _residual_neuron(b, site, layer.sites[site], model, neuron, stream, f"layers.{index}.{site}")
+
     def project(weight: str, source: str) -> str:
         """Weights of a projection, then its neurons."""
         site = targets[weight]
         return fire(site, [_projection(b, index, weight, getattr(layer, weight), site, layer.sites[site], source)])
 
-    def add(stream: str, gain: str, values: Array, source: str) -> str:
-        """Residual stream plus a one-to-one synapse."""
-        branch = b.add(gain, nir.Scale(values), source)
-        b.locate(f"layers.{index}.{gain}", branch, "scale")
-        return b.add("residual", nir.Scale(np.ones(values.shape, np.float32)), stream, branch)
+    def write(stream: str, weight: str, source: str) -> str:
+        """Residual stream plus what a sublayer adds to it."""
+        site = "o" if weight == "w_o" else "y"
+        if model.shape.residual_write == "spike":
+            gain = f"gain_{site}"
+            branch = b.add(gain, nir.Scale(getattr(layer, gain)), project(weight, source))
+            b.locate(f"layers.{index}.{gain}", branch, "scale")
+            return b.add("residual", nir.Scale(np.ones(model.shape.hidden_size, np.float32)), stream, branch)
+        branch = _linear(b, index, weight, getattr(layer, weight), source)
+        shift = getattr(layer, f"shift_{site}")
+        if shift is not None:
+            branch = b.add(f"shift_{site}", nir.Scale(np.exp2(shift.astype(np.float32))), branch)
+            b.locate(f"layers.{index}.shift_{site}", branch, "scale", transform="exponent")
+        bias = b.constant(f"layers.{index}.bias_{site}", getattr(layer, f"bias_{site}"))
+        return b.add("residual", nir.Scale(np.ones(model.shape.hidden_size, np.float32)), stream, branch, bias)
 
     targets = {connection.name: connection.target for connection in projections(model.shape)}
     tokens = range(len(streams))
-    x = [_neuron(b, "input", before[1], model, neuron, [stream], before[0]) for stream in streams]
+    x = [_residual_neuron(b, "input", before[1], model, neuron, stream, before[0]) for stream in streams]
     q = [project("w_q", x[i]) for i in tokens]
     k = [project("w_k", x[i]) for i in tokens]
     v = [project("w_v", x[i]) for i in tokens]
-    heads = _head_matrix(model)
-    z = [[_pair(b, fire, heads, q[i], k[j], v[j]) for j in range(i + 1)] for i in tokens]
-    r = [fire("r", z[i]) for i in tokens]
-    o = [project("w_o", r[i]) for i in tokens]
-    middle = [add(streams[i], "gain_o", layer.gain_o, o[i]) for i in tokens]
-    f = [project("w_1", fire("x", [middle[i]])) for i in tokens]
-    y = [project("w_2", f[i]) for i in tokens]
-    return [add(middle[i], "gain_y", layer.gain_y, y[i]) for i in tokens]
+    z = [[_pair(b, fire, model, layer.sites["a"], i - j, q[i], k[j], v[j]) for j in range(i + 1)] for i in tokens]
+    r_bias = _bias_current(layer.sites["r"])
+    constant = [b.constant(f"layers.{index}.r.bias", r_bias, "count_units")] if r_bias.any() else []
+    r = [fire("r", [*z[i], *constant]) for i in tokens]
+    middle = [write(streams[i], "w_o", r[i]) for i in tokens]
+    f = [project("w_1", fire_residual("x", middle[i])) for i in tokens]
+    return [write(middle[i], "w_2", f[i]) for i in tokens]
 
 
-def _pair(b: _Builder, fire: Any, heads: Array, query: str, key: str, value: str) -> str:
+def _pair(
+    b: _Builder, fire: Any, model: SpikeModel, site: Site, distance: int, query: str, key: str, value: str
+) -> str:
     """Attention of one query-key pair: count coincidences per head, fire, gate the values."""
     pair = {"pair": "yes"}
+    heads = _head_matrix(model)
     both = np.full(heads.shape[1], 1.5, np.float32)
     coincidence = b.add("coincidence", nir.Threshold(both, metadata=dict(pair)), query, key)
-    count = b.add("count", nir.Linear(heads, metadata=dict(pair)), coincidence)
+    counter = nir.Linear(heads, metadata=dict(pair))
+    if model.shape.distances:
+        bias = _bias_current(site)[:, min(distance, model.shape.distances - 1)]
+        counter = nir.Affine(heads, np.ascontiguousarray(bias), metadata=dict(pair))
+    count = b.add("count", counter, coincidence)
     attention = fire("a", [count])
     spread = b.add("spread", nir.Linear(np.ascontiguousarray(heads.T), metadata=dict(pair)), attention)
     return b.add("value", nir.Threshold(both.copy(), metadata=dict(pair)), spread, value)
@@ -251,15 +312,31 @@ def _head_matrix(model: SpikeModel) -> Array:
 
 def _projection(b: _Builder, index: int, label: str, weight: Array, target: str, site: Site, source: str) -> str:
     """Affine where a bias exists, else Linear: readers are known to drop an Affine's bias (nirtorch 2.6 does)."""
+    if not site.bias.any():
+        return _linear(b, index, label, weight, source)
+    name = _linear(b, index, label, weight, source, _bias_current(site))
+    b.locate(f"layers.{index}.{target}.bias", name, "bias", transform="weight_units")
+    return name
+
+
+def _bias_current(site: Site) -> Array:
+    """A bias as a current, which counts 2**shift membrane units. Exact: a bias has 24 bits at most."""
+    return site.bias.astype(np.float32) / np.float32(1 << site.shift)
+
+
+def _linear(b: _Builder, index: int, label: str, weight: Array, source: str, bias: Array | None = None) -> str:
     stored = np.ascontiguousarray(weight.T)
-    if site.bias.any():
-        bias = site.bias.astype(np.float32) / np.float32(1 << site.shift)
-        name = b.add(label, nir.Affine(stored, bias), source)
-        b.locate(f"layers.{index}.{target}.bias", name, "bias", transform="weight_units")
-    else:
-        name = b.add(label, nir.Linear(stored), source)
+    name = b.add(label, nir.Linear(stored) if bias is None else nir.Affine(stored, bias), source)
     b.locate(f"layers.{index}.{label}", name, "weight", transposed=True)
     return name
+
+
+def _residual_neuron(
+    b: _Builder, label: str, site: Site, model: SpikeModel, neuron: Neuron, stream: str, array: str
+) -> str:
+    """Neurons driven by the residual stream itself and a bias."""
+    constant = [b.constant(f"{array}.bias", site.bias)] if site.bias.any() else []
+    return _neuron(b, label, site, model, neuron, [stream, *constant], array)
 
 
 def _neuron(

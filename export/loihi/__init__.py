@@ -1,0 +1,1 @@
+"""Loihi 2: placement on cores, design rules, and the resource map."""

@@ -1,0 +1,147 @@
+r"""The integers of the deployable model (`spikeopd.contracts`) as floats: every value on a dyadic grid, so that float32
+computes what the integers compute, exactly and in any order. Gradients pass straight through the rounding.
+
+    weights      sigma_n * k, |k| <= 127, sigma_n = 2**ceil(log2(max |W_n| / 127))   one scale per output neuron
+    q, k, v, f   membrane unit sigma_n / 2**WEIGHT_SHIFT; threshold and bias in it
+    a, r         unit 2**-COUNT_SHIFT            embed, x, h, residual stream: unit 2**-RESIDUAL_FRACTION_BITS
+    embedding    int8 rows, 18-bit mantissas of row scale and channel gain (`contracts.Embedding`)
+    head         14-bit integers of LN(mean h) meet the int8 rows
+
+`deploy_precision: int8` in the student's config makes its forward pass use these; export then only reads them off.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from spikeopd.contracts import COUNT_SHIFT, LOGIT_INPUT_BITS, MEMBRANE_MAX, RESIDUAL_FRACTION_BITS, WEIGHT_SHIFT
+from spikeopd.errors import InputError
+
+WEIGHT_MAX = 127
+SITE_LIMIT = MEMBRANE_MAX // 4  # largest threshold or bias, in membrane units
+COUNT_UNIT = 2.0**-COUNT_SHIFT
+RESIDUAL_UNIT = 2.0**-RESIDUAL_FRACTION_BITS
+MANTISSA_BITS = 18
+HEAD_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
+HEAD_SIGMAS = 8.0  # a normalised feature further out than this is clipped
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, exact: Tensor, smooth: Tensor) -> Tensor:  # type: ignore[override]
+        return exact.to(smooth.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        return None, grad
+
+
+def straight(exact: Tensor, smooth: Tensor) -> Tensor:
+    """The value of `exact` with the gradient of `smooth`."""
+    return _Straight.apply(exact.detach(), smooth)
+
+
+def snap(values: Tensor, bits: int) -> Tensor:
+    """values rounded to multiples of 2**-bits."""
+    return straight(torch.round(values.detach() * 2.0**bits) * 2.0**-bits, values)
+
+
+def on_unit(values: Tensor, unit: Tensor | float, low: int = -SITE_LIMIT, high: int = SITE_LIMIT) -> Tensor:
+    """values rounded to multiples of `unit` (a power of two), between low and high of them."""
+    return straight((values.detach().double() / unit).round().clamp(low, high) * unit, values)
+
+
+def power_of_two_above(values: Tensor) -> Tensor:
+    """The smallest power of two that is at least `values` > 0, float64."""
+    mantissa, exponent = torch.frexp(values.double())
+    return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+
+
+def weight_scale(weight: Tensor, floor: Tensor) -> Tensor:
+    """sigma_n of each output neuron, float64 [out]; at least the next power of two above `floor`."""
+    return power_of_two_above(torch.maximum(weight.detach().double().abs().amax(1) / WEIGHT_MAX, floor.double()))
+
+
+def site_scale(weight: Tensor, bias: Tensor, threshold: float) -> Tensor:
+    """sigma_n of a projection into neurons: threshold and bias must fit SITE_LIMIT membrane units sigma_n / 64."""
+    return weight_scale(weight, bias.detach().double().abs().clamp(min=threshold) * 2.0**WEIGHT_SHIFT / SITE_LIMIT)
+
+
+def write_scale(weight: Tensor) -> Tensor:
+    """sigma_n of a projection into the residual stream: no finer than its unit."""
+    return weight_scale(weight, torch.full_like(weight[:, 0], RESIDUAL_UNIT))
+
+
+def on_scale(weight: Tensor, scale: Tensor) -> Tensor:
+    """sigma_n * k with integers |k| <= 127."""
+    return on_unit(weight, scale[:, None], -WEIGHT_MAX, WEIGHT_MAX)
+
+
+# --- embedding and head ----------------------------------------------------------------------------------------------
+
+
+def row_units(table: Tensor) -> Tensor:
+    """Scale of each int8 row, float64 [rows]; a row of zeros gets the largest row's."""
+    largest = table.detach().abs().amax(1).double()
+    return torch.where(largest > 0, largest, largest.max().clamp(min=1e-30)) / WEIGHT_MAX
+
+
+def integer_rows(table: Tensor, units: Tensor) -> Tensor:
+    """The int8 table, float64 [rows, w]."""
+    return (table.detach().double() / units[:, None]).round()
+
+
+def mantissas(values: Tensor) -> tuple[Tensor, int]:
+    """(m, bits) with values = m * 2**-bits, the largest mantissa MANTISSA_BITS wide. int64."""
+    bits = MANTISSA_BITS - math.frexp(max(float(values.detach().abs().max()), 1e-12))[1]
+    return (values.detach().double() * 2.0**bits).round().long(), bits
+
+
+def embedding_current(
+    tokens: Tensor, positions: Tensor, table: Tensor, position_table: Tensor, gain: Tensor, bias: Tensor
+) -> Tensor:
+    """`contracts.Embedding.current` of every token, as a multiple of the residual unit. float64 [batch, token, d].
+
+    table [vocab, d]; position_table [rows, d] and `positions` count OPT's offset already.
+    """
+    units = row_units(table)
+    row_scale, row_bits = mantissas(units)
+    channel_gain, gain_bits = mantissas(gain)
+    shift = row_bits + gain_bits - RESIDUAL_FRACTION_BITS
+    if not 0 <= shift <= 62:
+        raise InputError("student: embed_gain times the token table is outside the integer range of the current")
+    used, where = tokens.unique(return_inverse=True)
+    rows = integer_rows(table[used], units[used]).long() * row_scale[used, None] * channel_gain
+    current = (rows + ((1 << shift) >> 1)) >> shift
+    limit = (1 << 15) - 1
+    place = (gain.detach() * position_table.detach() + bias.detach()).double() / RESIDUAL_UNIT
+    return (current[where] + place.round().clamp(-limit, limit).long()[positions]).double() * RESIDUAL_UNIT
+
+
+def head_scale(norm: nn.LayerNorm) -> float:
+    """s_y, a power of two: how many integers make one unit of LN's output."""
+    reach = float((HEAD_SIGMAS * norm.weight.double().abs() + norm.bias.double().abs()).max())
+    return 2.0 ** math.floor(math.log2(HEAD_LIMIT / max(reach, 1e-12)))
+
+
+@torch.no_grad()
+def head_features(h: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """y / s_y of LN(mean over steps of h [time, ..., d]), in float64 from exact sums."""
+    steps, size = h.shape[0] / RESIDUAL_UNIT, h.shape[-1]
+    counts = (h.double().sum(0) / RESIDUAL_UNIT).long()
+    mean = counts.sum(-1, keepdim=True).double() / (size * steps)
+    square = counts.square().sum(-1, keepdim=True).double() / (size * steps * steps)
+    inverse = 1.0 / ((square - mean * mean).clamp(min=0.0) + norm.eps).sqrt()
+    scale = head_scale(norm)
+    y = scale * ((counts.double() / steps - mean) * inverse * norm.weight.double() + norm.bias.double())
+    return y.round().clamp(-HEAD_LIMIT, HEAD_LIMIT) / scale
+
+
+@torch.no_grad()
+def head_logits(features: Tensor, table: Tensor, logit_scale: Tensor, bias: Tensor) -> Tensor:
+    """logit_v = (e^s unit_v) sum_i (y_i / s_y) table[v, i] + bias_v; float64, the sum exact."""
+    units = row_units(table)
+    return features.double() @ integer_rows(table, units).T * (math.exp(float(logit_scale)) * units) + bias.double()

@@ -1,0 +1,108 @@
+"""The next token of every decoder: temperature, top-k, top-p, and one uniform number through the inverse distribution.
+
+numpy only; the simulator, the evaluation and Stage 2 draw from here. A sequence never depends on the batch, the
+micro-batch or the rank that it is decoded in, because its random numbers are keyed by what it is:
+
+    generators       (seed, prompt, how often it came before): `spikeopd-run-lava`, bundles, the harness
+    row_generators   (seed, row): `spikeopd-eval rollouts` of a checkpoint
+    uniforms         (seed, update, row, position): the rollouts of Stage 2
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spikeopd.errors import ConfigError
+
+Array = NDArray[Any]
+LARGEST_SEED = 2**63 - 1  # that a user may give
+ROWS, ROLLOUTS = 0xE7A1, 0x5B1CE  # keep the streams apart from each other and from the one that chooses prompts
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            problems.append(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k < 0:
+            problems.append(f"top-k must be 0 (off) or more, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            problems.append(f"top-p must be above 0 and at most 1, got {self.top_p}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            problems.append(f"seed must lie between 0 and 2^63 - 1, got {self.seed}")
+        if self.max_new_tokens < 0:
+            problems.append(f"max-new-tokens must be 0 or more, got {self.max_new_tokens}")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+def choose(logits: Array, sampling: Sampling, generator: np.random.Generator) -> int:
+    """The next token. Ties go to the lower token number, so the choice is the same everywhere."""
+    if sampling.temperature == 0:
+        return int(np.argmax(logits))
+    logits = logits.astype(np.float64, copy=False)
+    candidates = np.arange(logits.size)
+    if 0 < sampling.top_k < logits.size:
+        candidates = _largest(logits, sampling.top_k)
+    kept = logits[candidates]
+    with np.errstate(over="ignore"):  # the largest is 0 after the subtraction; the others may fall to -infinity
+        weights = np.exp((kept - kept.max()) / sampling.temperature)
+    if sampling.top_p < 1:
+        order = np.lexsort((candidates, -weights))
+        reached = np.cumsum(weights[order]) >= sampling.top_p * weights.sum()
+        keep = np.sort(order[: int(np.argmax(reached)) + 1])
+        candidates, weights = candidates[keep], weights[keep]
+    cumulative = np.cumsum(weights)
+    place = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
+    return int(candidates[min(int(place), candidates.size - 1)])
+
+
+def _largest(logits: Array, count: int) -> Array:
+    """The `count` largest by value, then by lower index; in ascending order of index."""
+    limit = np.partition(logits, logits.size - count)[logits.size - count]
+    above, ties = np.flatnonzero(logits > limit), np.flatnonzero(logits == limit)
+    return np.sort(np.concatenate([above, ties[: count - above.size]]))
+
+
+def generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
+    """One random stream per sequence, fixed by seed, prompt and how often the same prompt came before.
+
+    So a sequence's tokens depend neither on the other prompts of the run nor on their order.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    streams = []
+    for prompt in prompts:
+        key = tuple(prompt)
+        streams.append(np.random.default_rng([seed, seen[key], *key]))
+        seen[key] += 1
+    return streams
+
+
+def row_generators(seed: int, rows: int) -> list[np.random.Generator]:
+    """One random stream per row, fixed by (seed, row)."""
+    return [_philox(seed ^ ROWS, row) for row in range(rows)]
+
+
+def uniforms(seed: int, update: int, rows: int, length: int) -> NDArray[np.float64]:
+    """One number in [0, 1) for each row and position of an update, [rows, length]."""
+    return _philox(seed ^ ROLLOUTS, update).random((rows, length))
+
+
+def _philox(first: int, second: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([first, second], dtype=np.uint64)))

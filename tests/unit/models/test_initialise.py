@@ -1,0 +1,51 @@
+"""The start of a student: what it takes from the teacher, and calibration."""
+
+import pytest
+import torch
+from transformers import OPTConfig, OPTForCausalLM
+
+from spikeopd.config import BLOCKS
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.initialise import calibrate, start_from_teacher
+
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=97,
+             max_position_embeddings=80)  # fmt: skip
+
+
+def make_pair(**changes):
+    torch.manual_seed(0)
+    teacher = OPTForCausalLM(OPTConfig(**SIZES, word_embed_proj_dim=32)).eval()
+    return BiSpikCLMForCausalLM(BiSpikCLMConfig(**{**SIZES, **changes})).eval(), teacher
+
+
+def test_a_spike_moves_the_residual_stream_the_way_the_teacher_does():
+    """gain * (row of W) must have the sign of the teacher's row, whatever sign the gain was drawn with."""
+    student, teacher = make_pair()
+    start_from_teacher(student, teacher, blocks=True)
+    for block, layer in zip(student.model.layers, teacher.model.decoder.layers, strict=True):
+        assert (block.gain_o < 0).any() and (block.gain_y < 0).any(), "the case needs gains of both signs"
+        for gain, mine, theirs in (
+            (block.gain_o, block.out_proj, layer.self_attn.out_proj),
+            (block.gain_y, block.fc2, layer.fc2),
+        ):
+            assert torch.equal(torch.sign(gain[:, None] * mine.weight), torch.sign(theirs.weight))
+
+
+@pytest.mark.parametrize("init", ["random", "teacher"])
+@pytest.mark.parametrize("block", sorted(BLOCKS))
+def test_after_calibration_every_site_works_in_every_layer(block, init):
+    """Rates within a band, hardly a neuron dead: also the attention map, R, and what reads the residual stream."""
+    student, teacher = make_pair(num_hidden_layers=2, **BLOCKS[block])
+    start_from_teacher(student, teacher, blocks=init == "teacher")
+    ids = torch.randint(4, 97, (16, 48), generator=torch.Generator().manual_seed(3))
+    calibrate(student, ids)
+    recorder = Recorder()
+    with torch.no_grad():
+        student(ids, recorder=recorder)
+    for (layer, site), spikes in recorder.spikes.items():
+        if site == "a":
+            rate = spikes.sum().item() / (spikes[..., 0, 0].numel() * 48 * 49 / 2)
+            assert 0.02 < rate < 0.3, (layer, site, rate)
+        else:
+            assert 0.05 < spikes.mean() < 0.5, (layer, site, spikes.mean())
+            assert (spikes.flatten(0, 2).sum(0) == 0).float().mean() < 0.1, (layer, site)
