@@ -14,11 +14,9 @@ def student_row(report: dict[str, Any]) -> dict[str, Any]:
     """A student from its report; `parameters` are those of the OPT of its shape."""
     whole = report["summary"][-1]
     shape = parse_shape(report["model"], "report")
-    basis = "measured" if report["source"]["kind"] == "run" else "rates"
-    return _row(
-        report["source"]["name"], opt_parameters(shape), whole["tokens"], whole["ops"], whole["rate"],
-        whole["energy_pj"], basis,
-    )  # fmt: skip
+    basis = "counted" if report["source"]["kind"] == "run" else "rates"
+    name, parameters = report["source"]["name"], opt_parameters(shape)
+    return _row(name, parameters, whole["tokens"], whole["ops"], whole["rate"], whole["energy_pj"], basis)
 
 
 def teacher_row(name: str, shape: ModelShape, tokens: int, keys: int, costs: CostTable) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def spikegpt_row(
     return _row(shape.name, shape.parameters, tokens, ops, rate, energy, "shape × rate")
 
 
-def compare(
+def compare_rows(
     reports: Sequence[dict[str, Any]],
     costs: CostTable,
     teacher: tuple[str, ModelShape] | None = None,
