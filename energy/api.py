@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -43,36 +44,36 @@ class Report(Document):
     data: dict[str, Any] = field(default_factory=dict)
     run: Run | None = None
 
+    def _whole(self, key: str) -> Any:
+        return self.data["summary"][-1][key]
+
     @property
-    def _whole(self) -> dict[str, Any]:
-        whole: dict[str, Any] = self.data["summary"][-1]
-        return whole
+    def tokens(self) -> int:
+        return int(self._whole("tokens"))
 
     @property
     def total_pj(self) -> float:
-        return float(self._whole["energy_pj"])
+        return float(self._whole("energy_pj"))
 
     @property
-    def per_token_pj(self) -> float | None:
-        return self._number("energy_per_token_pj")
+    def per_token_pj(self) -> float:
+        """NaN if nothing was fed."""
+        return self.total_pj / self.tokens if self.tokens else math.nan
 
     @property
     def teacher_pj(self) -> float:
         """The dense teacher over the same tokens."""
-        return float(self._whole["teacher_energy_pj"])
+        return float(self._whole("teacher_energy_pj"))
 
     @property
-    def teacher_over_student(self) -> float | None:
-        return self._number("teacher_over_student")
-
-    @property
-    def tokens(self) -> int:
-        return int(self._whole["tokens"])
+    def teacher_over_student(self) -> float:
+        """NaN if the student cost nothing."""
+        return self.teacher_pj / self.total_pj if self.total_pj else math.nan
 
     @property
     def firing_rate(self) -> float:
         """Spikes per neuron and step, over every group of fixed size."""
-        return float(self._whole["rate"])
+        return float(self._whole("rate"))
 
     @property
     def components_pj(self) -> dict[str, float]:
@@ -81,10 +82,6 @@ class Report(Document):
 
     def to_dict(self) -> dict[str, Any]:
         return self.data
-
-    def _number(self, key: str) -> float | None:
-        value = self._whole[key]
-        return None if value is None else float(value)
 
     def _html(self) -> str:
         from energy.render.page import report_page

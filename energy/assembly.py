@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, CostTable, MemoryLevel
 from energy.flops import keys_of_sequence, opt_bytes, opt_macs, opt_parameters
 from energy.models import (
@@ -84,8 +86,8 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
     """The report of a run whose events were counted."""
     scopes = []
     for phase in (*PHASES, None):
-        activity = run.activity(phase)
-        keys = run.keys(phase)
+        activity, keys, pricing = run.activity(phase), run.keys(phase), (options.costs, options.hops)
+        rates, site_rates = measured_rates(run.shape, activity), measured_site_rates(activity)
         scopes.append(
             Scope(
                 name=phase or "all",
@@ -93,46 +95,20 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
                 keys=keys,
                 rate=mean_rate(activity),
                 spikes=sum(int(table.sum()) for table in activity.spikes.values()),
-                lines=measured_lines(activity, options.costs, options.hops),
-                analytical=estimated_lines(
-                    run.shape,
-                    measured_rates(run.shape, activity),
-                    activity.tokens,
-                    keys,
-                    options.costs,
-                    options.hops,
-                    measured_site_rates(activity),
-                ),
+                lines=measured_lines(activity, *pricing),
+                analytical=estimated_lines(run.shape, rates, activity.tokens, keys, *pricing, site_rates),
                 comparisons=compare_counts(run, phase),
                 bytes=activity.bytes,
             )
         )
-    everything = run.activity()
-    source = {
-        "kind": "run",
-        "name": run.name,
-        "backend": run.backend,
-        "precision": run.precision,
-        "complete": run.complete,
-        "bundle": run.bundle,
-    }
-    rates, site_rates = measured_rates(run.shape, everything), measured_site_rates(everything)
+    source = {name: getattr(run, name) for name in ("name", "backend", "precision", "complete", "bundle")}
+    source = {"kind": "run"} | source
     report = _assemble(run.shape, run.num_sequences, scopes, rates, options, source, site_rates)
     report["alternatives"] = _alternatives(run, options)
     energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
-    report["tokens"] = [
-        {
-            "sequence": int(run.per_token.sequence[i]),
-            "position": int(run.per_token.position[i]),
-            "phase": run.per_token.phase[i],
-            "spikes": int(run.per_token.spikes[i]),
-            "sops": int(run.per_token.sops[i]),
-            "macs": int(run.per_token.macs[i]),
-            "bytes": int(run.per_token.bytes[i]),
-            "energy_pj": float(energies[i]),
-        }
-        for i in range(len(run.per_token.phase))
-    ]
+    columns = {name: np.asarray(values).tolist() for name, values in vars(run.per_token).items()}
+    columns["energy_pj"] = energies.tolist()
+    report["tokens"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return report
 
 
@@ -318,20 +294,20 @@ def _layers(shape: ModelShape, scope: Scope) -> list[dict[str, Any]]:
 
 def _checks(scope: Scope) -> list[dict[str, Any]]:
     """Counted beside estimated, summed over the layers."""
-    rows = []
-    for name in dict.fromkeys(row.component for row in scope.comparisons):
-        part = [row for row in scope.comparisons if row.component == name]
-        rows.append(
-            {
-                "component": name,
-                "measured_sops": sum(row.measured for row in part),
-                "analytical_sops": sum(row.analytical for row in part),
-                "dense_macs": sum(row.dense_macs for row in part),
-                "must_equal": all(row.must_equal for row in part),
-                "equal": all(row.equal for row in part),
-            }
-        )
-    return rows
+    parts: dict[str, list[Check]] = {}
+    for row in scope.comparisons:
+        parts.setdefault(row.component, []).append(row)
+    return [
+        {
+            "component": name,
+            "measured_sops": sum(row.measured for row in part),
+            "analytical_sops": sum(row.analytical for row in part),
+            "dense_macs": sum(row.dense_macs for row in part),
+            "must_equal": all(row.must_equal for row in part),
+            "equal": all(row.equal for row in part),
+        }
+        for name, part in parts.items()
+    ]
 
 
 def _assert_equal(scopes: Sequence[Scope], name: str) -> None:
@@ -369,19 +345,18 @@ def _memory(scopes: Sequence[Scope], options: Options) -> dict[str, Any]:
     whole = scopes[-1]
     dense = opt_bytes(options.teacher, whole.tokens, whole.keys)
     student = sum(whole.bytes.values()) if whole.bytes is not None else None
-    levels = []
-    for level in MEMORY.values():
-        levels.append(
-            {
-                "level": level.name,
-                "title": level.title,
-                "pj_per_byte": level.pj_per_byte,
-                "energy_pj": None if student is None else student * level.pj_per_byte,
-                "energy_per_token_pj": None if student is None else _per(student * level.pj_per_byte, whole.tokens),
-                "teacher_energy_pj": sum(dense.values()) * level.pj_per_byte,
-                "chosen": level.name == options.memory.name,
-            }
-        )
+    levels = [
+        {
+            "level": level.name,
+            "title": level.title,
+            "pj_per_byte": level.pj_per_byte,
+            "energy_pj": None if student is None else student * level.pj_per_byte,
+            "energy_per_token_pj": None if student is None else _per(student * level.pj_per_byte, whole.tokens),
+            "teacher_energy_pj": sum(dense.values()) * level.pj_per_byte,
+            "chosen": level.name == options.memory.name,
+        }
+        for level in MEMORY.values()
+    ]
     return {
         "level": options.memory.name,
         "citation": MEMORY_CITATION,

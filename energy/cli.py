@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PROG = "spikeopd-energy"
 EXAMPLE_FILE = "example_run.json"
 _EXAMPLES = {
-    "": f"{PROG} example\n  {PROG} report {EXAMPLE_FILE} --format html --output energy.html",
+    PROG: f"{PROG} example\n  {PROG} report {EXAMPLE_FILE} --format html --output energy.html",
     "report": f"{PROG} report {EXAMPLE_FILE} --costs loihi\n  {PROG} report --config opt-125m --num-steps 4 "
     "--rates 0.17 --context 512",
     "compare": f"{PROG} compare ours={EXAMPLE_FILE} again={EXAMPLE_FILE} --teacher matched\n  "
@@ -27,7 +27,50 @@ _EXAMPLES = {
     "costs": f"{PROG} costs\n  {PROG} costs --format json",
     "example": f"{PROG} example\n  {PROG} example --output runs/{EXAMPLE_FILE}",
 }
-_RATES_FLAGS = ("rates", "context", "prompt", "num_steps")
+
+
+def _hops(text: str) -> tuple[float, float]:
+    try:
+        east_west, north_south = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--hops wants two numbers as EW,NS, got {text!r}") from None
+    return east_west, north_south
+
+
+_Option = tuple[str, str, Callable[[str], Any], str]  # flag, metavar, type, help
+_PRICING: tuple[_Option, ...] = (
+    ("--costs", "NAME", str, "a cost table (see `costs`) or a .json file like them (default: horowitz45, the paper's)"),
+    ("--memory", "LEVEL", str, "memory the traffic line is priced at (default: sram-1mb; see `costs`)"),
+    ("--hops", "EW,NS", _hops, "mean tile hops of a spike, east-west and north-south (default: 0,0)"),
+)
+_RATES: tuple[_Option, ...] = (
+    ("--config", "CONFIG", str, "instead of a run: opt-125m, a checkpoint or bundle folder, or its config.json"),
+    (
+        "--rates",
+        "RATES",
+        str,
+        "with --config: a number, or a JSON file of rates per component (a report in JSON will do)",
+    ),
+    ("--context", "N", int, "with --config: tokens fed in one sequence"),
+    ("--prompt", "P", int, "with --config: how many of them are prompt (default: all)"),
+    ("--num-steps", "T", int, "with --config: T_s, if the config has none"),
+)
+_TEACHER = "opt-125m, opt-350m, opt-1.3b, a config.json, or `matched`: OPT of the student's shape (default)"
+_BESIDE = "add a row for this teacher over the first run's tokens (`matched`: OPT of its shape)"
+_TOKENS = "sequence length of the recomputation (default: 480 + 32, the lengths the paper states)"
+_COMMANDS: dict[str, tuple[str, tuple[_Option, ...]]] = {
+    "report": (
+        "Energy of one run, or of given firing rates.",
+        (*_RATES, ("--teacher", "NAME", str, _TEACHER), *_PRICING),
+    ),
+    "compare": ("Several runs side by side, per token.", (("--teacher", "NAME", str, _BESIDE), *_PRICING)),
+    "paper": ("The paper's efficiency columns, recomputed.", (("--tokens", "N", int, _TOKENS),)),
+    "costs": ("The cost tables with process node, source and how each figure was verified.", ()),
+    "example": (
+        "Write a small run.json to try the commands on.",
+        (("--output", "FILE", str, f"default: {EXAMPLE_FILE}"),),
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,72 +96,31 @@ def build_parser() -> argparse.ArgumentParser:
         "Energy of a spiking language model: counted events times published prices, beside the estimate from firing "
         "rates and beside its dense teacher."
     )
-    parser = _parser(argparse.ArgumentParser, "", PROG, about)
+    parser = _parser(argparse.ArgumentParser, PROG, about)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-
-    report = _parser(commands.add_parser, "report", "report", "Energy of one run, or of given firing rates.")
-    report.add_argument("run", nargs="?", metavar="RUN.json", help="a run of spikeopd-run-lava")
-    report.add_argument(
-        "--config",
-        metavar="CONFIG",
-        help="instead of a run: opt-125m, a checkpoint or bundle folder, or its config.json",
-    )
-    report.add_argument(
-        "--rates",
-        metavar="RATES",
-        help="with --config: a number, or a JSON file of rates per component (a report in JSON will do)",
-    )
-    report.add_argument("--context", type=int, metavar="N", help="with --config: tokens fed in one sequence")
-    report.add_argument(
-        "--prompt", type=int, metavar="P", help="with --config: how many of them are prompt (default: all)"
-    )
-    report.add_argument("--num-steps", type=int, metavar="T", help="with --config: T_s, if the config has none")
-    report.add_argument(
-        "--teacher",
-        metavar="NAME",
-        help="opt-125m, opt-350m, opt-1.3b, a config.json, or `matched`: OPT of the student's shape (default)",
-    )
-    _pricing(report)
-    _output(report)
-
-    compare = _parser(commands.add_parser, "compare", "compare", "Several runs side by side, per token.")
-    compare.add_argument("runs", nargs="+", metavar="[NAME=]RUN.json", help="runs, each with a name if wanted")
-    compare.add_argument(
-        "--teacher",
-        metavar="NAME",
-        help="add a row for this teacher over the first run's tokens (`matched`: OPT of its shape)",
-    )
-    compare.add_argument(
-        "--spikegpt",
-        action="store_true",
-        help="add rows for the shapes of SpikeGPT 46M and 216M at the first run's rate",
-    )
-    _pricing(compare)
-    _output(compare)
-
-    paper = _parser(commands.add_parser, "paper", "paper", "The paper's efficiency columns, recomputed.")
-    paper.add_argument(
-        "--tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="sequence length of the recomputation (default: 480 + 32, the lengths the paper states)",
-    )
-    _output(paper)
-    about = "The cost tables with process node, source and how each figure was verified."
-    _output(_parser(commands.add_parser, "costs", "costs", about))
-    example = _parser(commands.add_parser, "example", "example", "Write a small run.json to try the commands on.")
-    example.add_argument("--output", default=EXAMPLE_FILE, metavar="FILE", help=f"default: {EXAMPLE_FILE}")
-    example.add_argument("--quiet", action="store_true", help="do not say where the file went")
+    for name, (about, options) in _COMMANDS.items():
+        command = _parser(commands.add_parser, name, about, help=about)
+        for flag, metavar, kind, text in options:
+            command.add_argument(flag, metavar=metavar, type=kind, help=text)
+        if name == "compare":
+            command.add_argument("runs", nargs="+", metavar="[NAME=]RUN.json", help="runs, each with a name if wanted")
+            command.add_argument("--spikegpt", action="store_true", help="add rows for the shapes of SpikeGPT 46M and "
+                                 "216M at the first run's rate")  # fmt: skip
+        if name == "report":
+            command.add_argument("run", nargs="?", metavar="RUN.json", help="a run of spikeopd-run-lava")
+        if name != "example":
+            command.add_argument("--format", choices=FORMATS, help="default: from the ending of --output, else text")
+            command.add_argument("--json", action="store_true", help="the same as --format json")
+            command.add_argument("--output", metavar="FILE", help="write here instead of to the terminal")
+        command.add_argument("--quiet", action="store_true", help="do not say where the file went")
     return parser
 
 
-def _parser(make: Any, key: str, name: str, description: str) -> argparse.ArgumentParser:
-    options = {"help": description} if key else {}
+def _parser(make: Any, name: str, description: str, **options: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = make(
         name,
         description=description,
-        epilog=f"examples:\n  {_EXAMPLES[key]}",
+        epilog=f"examples:\n  {_EXAMPLES[name]}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         **options,
@@ -126,42 +128,10 @@ def _parser(make: Any, key: str, name: str, description: str) -> argparse.Argume
     return parser
 
 
-def _pricing(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--costs",
-        metavar="NAME",
-        help="a cost table (see `costs`) or a .json file like them (default: horowitz45, the paper's)",
-    )
-    parser.add_argument(
-        "--memory", metavar="LEVEL", help="memory the traffic line is priced at (default: sram-1mb; see `costs`)"
-    )
-    parser.add_argument(
-        "--hops",
-        type=_hops,
-        metavar="EW,NS",
-        help="mean tile hops of a spike, east-west and north-south (default: 0,0)",
-    )
-
-
-def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, help="default: from the ending of --output, else text")
-    parser.add_argument("--json", action="store_true", help="the same as --format json")
-    parser.add_argument("--output", metavar="FILE", help="write here instead of to the terminal")
-    parser.add_argument("--quiet", action="store_true", help="do not say where the file went")
-
-
-def _hops(text: str) -> tuple[float, float]:
-    try:
-        east_west, north_south = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--hops wants two numbers as EW,NS, got {text!r}") from None
-    return east_west, north_south
-
-
 def _report(arguments: argparse.Namespace) -> Document:
     import energy
 
-    flags = _given(arguments, "config", *_RATES_FLAGS)
+    flags = _given(arguments, "config", "rates", "context", "prompt", "num_steps")
     options = _given(arguments, "costs", "memory", "hops", "teacher")
     if arguments.run is not None:
         if flags:
@@ -193,7 +163,7 @@ def _compare(arguments: argparse.Namespace) -> Document:
 def _paper(arguments: argparse.Namespace) -> Document:
     from energy.paper import paper_document
 
-    return paper_document(arguments.tokens)
+    return paper_document(**_given(arguments, "tokens"))
 
 
 def _costs(arguments: argparse.Namespace) -> Document:
@@ -208,7 +178,7 @@ def _example(arguments: argparse.Namespace) -> None:
     from energy.render.document import save_text
 
     text = resources.files("energy").joinpath(f"data/{EXAMPLE_FILE}").read_text(encoding="utf-8")
-    path = save_text(arguments.output, text)
+    path = save_text(arguments.output or EXAMPLE_FILE, text)
     if not arguments.quiet:
         say(f"wrote {path}; now: {PROG} report {path}")
 

@@ -25,22 +25,12 @@ def teacher_row(name: str, shape: ModelShape, tokens: int, keys: int, costs: Cos
     return _row(name, opt_parameters(shape), tokens, macs, None, macs * costs.price("mac"), "closed form")
 
 
-def spikegpt_row(
-    shape: SpikeGPTShape, tokens: int, rate: float, costs: CostTable, dense_head: bool = True
-) -> dict[str, Any]:
-    """SpikeGPT's shape under the same protocol: blocks spike-driven (one step per token), head dense.
-
-    `dense_head=False` counts the head as accumulations too, which is what the paper's printed rows do.
-    """
+def spikegpt_row(shape: SpikeGPTShape, tokens: int, rate: float, costs: CostTable) -> dict[str, Any]:
+    """SpikeGPT's shape under the same protocol: blocks spike-driven (one step per token), head dense."""
     macs = shape.macs(tokens)
-    sops = rate * (macs["time_mix"] + macs["channel_mix"])
-    head = macs["head"]
-    if dense_head:
-        ops, energy = sops + head, sops * costs.price("ac") + head * costs.price("mac")
-    else:
-        ops = sops + rate * head
-        energy = ops * costs.price("ac")
-    return _row(shape.name, shape.parameters, tokens, ops, rate, energy, "shape × rate")
+    sops, head = rate * (macs["time_mix"] + macs["channel_mix"]), macs["head"]
+    energy = sops * costs.price("ac") + head * costs.price("mac")
+    return _row(shape.name, shape.parameters, tokens, sops + head, rate, energy, "shape × rate")
 
 
 def compare_rows(

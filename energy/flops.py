@@ -17,7 +17,7 @@ Biases, LayerNorm, softmax and activation functions are no matrix products and a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,13 +82,8 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
     return parse_shape(raw, str(path), num_steps)
 
 
-def keys_seen(positions: Iterable[int]) -> int:
-    """Keys causality allows: the token at position i sees i + 1."""
-    return sum(position + 1 for position in positions)
-
-
 def keys_of_sequence(tokens: int, start: int = 0) -> int:
-    """keys_seen(range(start, start + tokens)) in closed form."""
+    """Keys causality allows `tokens` tokens from position `start` on: the one at position i sees i + 1."""
     return tokens * start + tokens * (tokens + 1) // 2
 
 

@@ -158,9 +158,9 @@ def driver_counts(shape: ModelShape, activity: Activity, component: str, layer: 
     )
 
 
-def mean_rate(activity: Activity, attention: bool = False) -> float:
-    """Spikes per neuron and step over every fixed-size site; the attention map is left out unless asked for."""
-    sites = [site for site in activity.spikes if attention or site != "a"]
+def mean_rate(activity: Activity) -> float:
+    """Spikes per neuron and step over every fixed-size site; the attention map is left out."""
+    sites = [site for site in activity.spikes if site != "a"]
     return _ratio(
         sum(int(activity.spikes[site].sum()) for site in sites), sum(int(activity.cells[site].sum()) for site in sites)
     )

@@ -29,5 +29,3 @@ def test_spikegpt_by_hand() -> None:
     costs, blocks, head = COSTS["horowitz45"], 18 * 13 * 768**2, 768 * 50277
     row = spikegpt_row(SPIKEGPT["spikegpt-216m"], 10, 0.17, costs)
     assert row["energy_per_token_pj"] == pytest.approx(0.9 * 0.17 * blocks + 4.6 * head)
-    sparse = spikegpt_row(SPIKEGPT["spikegpt-216m"], 10, 0.17, costs, dense_head=False)
-    assert sparse["energy_per_token_pj"] == pytest.approx(0.9 * 0.17 * (blocks + head))

@@ -171,7 +171,6 @@ def test_rates_are_of_the_drivers() -> None:
     sites = [site for site in activity.spikes if site != "a"]
     expected = sum(activity.spikes[s].sum() for s in sites) / sum(activity.cells[s].sum() for s in sites)
     assert mean_rate(activity) == pytest.approx(expected)
-    assert mean_rate(activity, attention=True) != mean_rate(activity)
     assert mean_rate(Activity.zeros(small_shape(1, 1))) == 0
 
 
