@@ -29,7 +29,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def hellaswag_like(tokenizer: Any, count: int, seed: int = 0) -> list[tuple[str, str]]:
     """`count` questions as (context, ending) pairs, four to each."""
-    from spikeopd.data import prepare
+    from spikeopd.text.tokens import prepare
 
     data = prepare("python-docs", tokenizer, "validation")
     generator = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def main() -> None:
     from spikeopd.evaluation.torch_model import TorchScorer
     from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
     from spikeopd.models.teacher import resolve
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(arguments.threads)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from spikeopd.contracts import SpikeTrace, first_difference
 from spikeopd.contracts.bundle import load_bundle
 

@@ -16,7 +16,7 @@ from spikeopd.files import find_model
 
 if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-    from spikeopd.tokenizer import Tokenizer
+    from spikeopd.text.tokenizer import Tokenizer
 
 
 def find_checkpoint(path: Path | str) -> Path:
@@ -94,7 +94,7 @@ def token_ids(model: BiSpikCLMForCausalLM) -> dict[str, int]:
 
 def text_windows(source: str, tokenizer: Tokenizer, length: int, count: int, split: str = "validation") -> NDArray[Any]:
     """Up to `count` windows of `length` tokens of a text source: int64 [windows, length], spread over the text."""
-    from spikeopd.data import prepare, sequential_windows
+    from spikeopd.text.tokens import prepare, sequential_windows
 
     limit = max(50_000, 4 * count * length)
     data = prepare(source, tokenizer, split, max_tokens=None if source == "python-docs" else limit)

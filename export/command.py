@@ -27,7 +27,7 @@ from export.quantize import lower, model_shape
 from export.report import REPORT_SCHEMA, model_bytes, parameter_count, support, tensor_table
 from export.verify import verify_bundle, verify_nir
 from spikeopd.files import write_json
-from spikeopd.tokenizer import load_tokenizer
+from spikeopd.text.tokenizer import load_tokenizer
 
 WINDOW = 128  # tokens per evaluation window
 

@@ -288,7 +288,7 @@ def _open_backend(model: SpikeModel, args: argparse.Namespace, stack: ExitStack)
 
 
 def _event_decoder(model: SpikeModel, threads: int | None, stack: ExitStack) -> Decoder:
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
 
     try:
         engine = EventDecoder(model, threads=threads)

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
-
-# Sites of fixed size whose spikes make the firing rate of a layer. The attention map is reported apart.
-RATE_SITES = {"all": ("q", "k", "v", "r", "o", "x", "f", "y", "h"), "output": ("h",)}
+from spikeopd.quality import RATE_SITES, layer_spikes
 
 
 @dataclass(frozen=True)
@@ -65,18 +63,3 @@ def rollout(
         sequence.append(tokens)
     student.train(training)
     return Rollout(torch.cat(sequence, 1), spikes)
-
-
-def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -> Tensor:
-    """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are."""
-    # Counted in float32: bfloat16 stops counting at 256.
-    return torch.stack(
-        [sum(recorder.spikes[layer, site].sum(dtype=torch.float32) for site in RATE_SITES[rate_scope])
-         for layer in layers]
-    )  # fmt: skip
-
-
-def layer_neurons(config, rate_scope: str) -> int:
-    """N_l: neurons of one layer that count for its rate."""
-    sites = RATE_SITES[rate_scope]
-    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in sites)

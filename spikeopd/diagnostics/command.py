@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from spikeopd.errors import ConfigError, InputError
-from spikeopd.files import find_model
+from spikeopd.errors import ConfigError
+from spikeopd.students import find_student, load_student
 
 HELP = "Teacher KL, spike-rate, hidden and membrane gaps on a stored bank of paired prefixes (Figs. 1-2)."
 EXAMPLES = (
@@ -40,13 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def student_folder(name: str) -> str:
-    """A student's folder, or the `final/` of a run folder."""
-    if (found := find_model(name)) is None:
-        raise InputError(f"{name}: no student there (no config.json); give a run folder or its final/")
-    return str(found)
-
-
 def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]:
     """(summary, text)."""
     for name in ("prompts", "prompt_length", "length", "batch_size"):
@@ -54,13 +47,12 @@ def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)} must be 1 or more")
     if not (math.isfinite(options.temperature) and options.temperature > 0):
         raise ConfigError(f"--temperature {options.temperature} must be a number above 0: the bank is sampled")
-    from spikeopd.data import prepare
     from spikeopd.diagnostics import report
     from spikeopd.diagnostics.dynamics import replay
     from spikeopd.diagnostics.prefixes import BankOptions, generate_bank, load_bank, save_bank
-    from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
     from spikeopd.models.teacher import check_pair, fingerprint, load_teacher
-    from spikeopd.tokenizer import load_tokenizer
+    from spikeopd.text.tokenizer import load_tokenizer
+    from spikeopd.text.tokens import prepare
 
     names = {"Offline-only": options.model}
     for word in options.others:
@@ -71,11 +63,11 @@ def measure(options: argparse.Namespace, log: Any) -> tuple[dict[str, Any], str]
     for option in ("prompts", "prompt_length", "length", "batch_size"):
         if getattr(options, option) < 1:
             raise ConfigError(f"--{option.replace('_', '-')}: give at least 1")
-    folders = {label: student_folder(path) for label, path in names.items()}
+    folders = {label: find_student(path) for label, path in names.items()}
     device = options.device or "cpu"
 
     def student(label: str) -> Any:
-        return BiSpikCLMForCausalLM.from_pretrained(folders[label]).to(device).eval()
+        return load_student(folders[label]).to(device)
 
     teacher = load_teacher(options.teacher, attentions=False).to(device)
     offline = student("Offline-only")

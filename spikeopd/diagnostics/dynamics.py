@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from spikeopd.diagnostics.prefixes import PrefixBank
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.rollout import RATE_SITES, layer_neurons
+from spikeopd.quality import RATE_SITES, rate_slots, teacher_kl
 
 Array = NDArray[np.float64]
 HIDDEN = "h"
@@ -52,12 +52,6 @@ def hidden_discrepancy(h_self: Tensor, h_corp: Tensor) -> Tensor:
 def membrane_discrepancy(u_self: Tensor, u_corp: Tensor) -> Tensor:
     """[n, K] from U [T_s, n, K, d]: absolute difference at each step, then the mean over coordinates and steps."""
     return (u_self - u_corp).abs().mean((0, -1))
-
-
-def teacher_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """kappa at each position: [...] from logits [..., vocab]."""
-    log_p = teacher.log_softmax(-1)
-    return (log_p.exp() * (log_p - student.log_softmax(-1))).sum(-1)
 
 
 def prefix_gap(paired: Paired) -> Array:
@@ -129,7 +123,7 @@ def _observe(
     target, head = run_teacher(teacher, ids, internals=False).features[:, -k:], output_table(teacher)
     pairs = zip(features.flatten(0, 1).split(chunk), target.flatten(0, 1).split(chunk), strict=True)
     kappa = torch.cat([teacher_kl(student.lm_head(q).float(), head(p).float()) for q, p in pairs])
-    slots = student.config.num_steps * layer_neurons(student.config, "all")
+    slots = rate_slots(student.config, "all")
     rates = [sum(recorder.spikes[layer, site].sum((0, 3)) for site in sites) / slots for layer in layers]
     hidden = [recorder.spikes[layer, HIDDEN] for layer in layers]
     return (

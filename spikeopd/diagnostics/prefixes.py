@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spikeopd.data import TokenData, batch
 from spikeopd.errors import InputError
 from spikeopd.files import write_bytes
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import fingerprint
 from spikeopd.rollout import rollout, uniforms
+from spikeopd.text.tokens import TokenData, batch
 
 Tokens = NDArray[np.int64]
 FORMAT = 1

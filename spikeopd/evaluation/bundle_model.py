@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventBatch, EventDecoder
+from neuro_sim.event.engine import EventBatch, EventDecoder
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
 from spikeopd.evaluation.scoring import Group, Item, Scored, Tokens
-from spikeopd.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.quality import log_likelihoods
+from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
 Array = NDArray[Any]
 
@@ -52,9 +53,7 @@ class BundleScorer:
         if first is not None and len(rest) < len(item.targets):
             parts.insert(0, first)
         logits, targets = np.concatenate(parts), np.array(item.targets)
-        peak = logits.max(-1)
-        norm = peak + np.log(np.exp(logits - peak[:, None]).sum(-1))
-        return Scored(logits[np.arange(len(targets)), targets] - norm, bool((logits.argmax(-1) == targets).all()))
+        return Scored(log_likelihoods(logits, targets), bool((logits.argmax(-1) == targets).all()))
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[_EventSession | _DenseSession, Array]:
         if self._decoder is None:

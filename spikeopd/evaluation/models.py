@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from spikeopd.errors import BackendMissing, InputError
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
-from spikeopd.tokenizer import Tokenizer, load_tokenizer
+from spikeopd.students import is_student, load_student
+from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +89,6 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
         from transformers.utils import logging
 
         from spikeopd.evaluation.torch_model import TorchScorer
-        from spikeopd.models import bispikclm  # noqa: F401 - makes transformers know the student
         from spikeopd.models.teacher import fingerprint, load_teacher
     except ImportError as error:
         raise BackendMissing(
@@ -99,10 +99,14 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
     # A GGUF file is the model itself; its tokenizer lies beside it.
     own = path.parent if path is not None and path.is_file() else where
     text = load_tokenizer(tokenizer or own)
-    try:
-        model = load_teacher(where, attentions=False, dtype=getattr(torch, dtype))
-    except InputError as error:
-        raise InputError(str(error).replace("teacher:", "model:", 1)) from error
+    model: PreTrainedModel
+    if path is not None and is_student(path):
+        model = load_student(path, dtype=getattr(torch, dtype))
+    else:
+        try:
+            model = load_teacher(where, attentions=False, dtype=getattr(torch, dtype))
+        except InputError as error:
+            raise InputError(str(error).replace("teacher:", "model:", 1)) from error
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         model.to(place)

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.data import prepare
+from spikeopd import quality
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Item, Limits, score
-from spikeopd.text import Split, open_source
+from spikeopd.text.sources import Split, open_source
+from spikeopd.text.tokens import prepare
 
 DEFINITIONS = {
     "version": 1,
@@ -95,7 +96,7 @@ def perplexity(
         "windows": len(items),
         "nats": nats,
         "nats_per_token": nats / scored,
-        "perplexity": _exp(nats / scored),
+        "perplexity": quality.perplexity(nats, scored),
         "bits_per_byte": bits,
         "byte_perplexity": None if bits is None else 2.0**bits,
     }
@@ -104,7 +105,3 @@ def perplexity(
 def _bytes(model: Model, tokens: NDArray[Any]) -> int:
     """UTF-8 length of a cut text; the cut may fall inside a character, which then does not count."""
     return len(model.tokenizer.decode(tokens.tolist()).rstrip("\ufffd").encode("utf-8"))
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf

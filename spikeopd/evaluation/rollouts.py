@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from spikeopd import data
-from spikeopd.diagnostics.rollouts import rollout_statistics
 from spikeopd.errors import ConfigError
 from spikeopd.evaluation import paper
 from spikeopd.evaluation.generation import generate, in_batches
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.zeroshot import align
-from spikeopd.text import Split, open_source
+from spikeopd.quality import rollout_statistics
+from spikeopd.text.sources import Split, open_source
+from spikeopd.text.tokens import LARGEST_SEED, batch, prepare
 
 PROMPT_LENGTH = 480  # the paper's; shortened to what the model holds
 LENGTH = 32
@@ -53,13 +53,13 @@ def rollouts(
         )
     if not (math.isfinite(temperature) and temperature >= 0) or samples < 0:
         raise ConfigError(f"--temperature {temperature} and --samples {samples} must be 0 or more")
-    if not 0 <= seed <= data.LARGEST_SEED:
+    if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"--seed must lie between 0 and 2^63 - 1, got {seed}")
     prompt_length = min(PROMPT_LENGTH, most) if prompt_length is None else prompt_length
     if not 1 <= prompt_length <= most:
         raise ConfigError(f"--prompt-length {prompt_length} must lie between 1 and {most}, to leave room for {length}")
-    text = data.prepare(open_source(source), model.tokenizer, split, max_tokens=max_tokens)
-    rows = data.batch(text, batch_size=prompts, length=prompt_length, seed=seed, step=0).tolist()
+    text = prepare(open_source(source), model.tokenizer, split, max_tokens=max_tokens)
+    rows = batch(text, batch_size=prompts, length=prompt_length, seed=seed, step=0).tolist()
     made: list[list[int]] = []
     shown = progress("rollouts", prompts) if progress else None
     bar = shown.__enter__() if shown else None

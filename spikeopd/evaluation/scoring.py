@@ -71,7 +71,7 @@ class Session(Protocol):
 
 
 class Codec(Protocol):
-    """What evaluation asks of a tokenizer; `spikeopd.tokenizer.Tokenizer` has it."""
+    """What evaluation asks of a tokenizer; `spikeopd.text.tokenizer.Tokenizer` has it."""
 
     bos_token_id: int
     eos_token_id: int

@@ -178,13 +178,13 @@ def diagnose(
 
     from spikeopd.diagnostics import dynamics, report
     from spikeopd.diagnostics.prefixes import BankOptions, describe, generate_bank, load_bank, save_bank
-    from spikeopd.methods.setup import build, load_student, make_accelerator
+    from spikeopd.methods.setup import build, configured_student, make_accelerator
 
     logging.disable_progress_bar()
     config = runs[0][0].config
     setup = build(config, make_accelerator(config.train))
     path, options = request.folder / "bank.npz", config.stage2
-    students = {row.label: load_student(group[0]["student"], config).to(setup.device).eval()
+    students = {row.label: configured_student(group[0]["student"], config).to(setup.device).eval()
                 for row, group in zip(rows, results, strict=True)}  # fmt: skip
     first = next(iter(students.values()))
     asked = BankOptions(256, options.prompt_length, options.max_completion_length, options.temperature)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,13 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from spikeopd.config import Config, config_from_dict
 from spikeopd.errors import run_command
 from spikeopd.files import write_json
 from spikeopd.studies.runs import RESULT
 
 PROMPTS = 256  # of the rollout statistics: the paper's diagnostic prompt count
-ROWS = 64
+WINDOWS = 64  # of the validation text, as during training
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,8 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: Any) -> int:
     folder = Path((sys.argv[1:] if argv is None else argv)[0])
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be at this very run: wait, then find it finished
+    with FileLock(folder / ".lock"):  # another study may be at this very run: wait, then find it finished
         tidy(folder)
         if not (folder / RESULT).is_file():
             work(folder)
@@ -66,7 +66,7 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         from spikeopd.training import train
 
         # Unused options and places may differ from those the run was begun with; its key says that it is the same.
-        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False) or {}
+        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False).summary
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
     result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
@@ -97,34 +97,34 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     """
     import torch
 
-    from spikeopd.data import batch
-    from spikeopd.diagnostics.rollouts import rollout_statistics
-    from spikeopd.methods.opd import policy
-    from spikeopd.methods.setup import build, load_student, make_accelerator, validate
-    from spikeopd.models.teacher import output_table, run_teacher
-    from spikeopd.rollout import layer_neurons, uniforms
+    from spikeopd import quality
+    from spikeopd.methods.setup import build, configured_student, make_accelerator
+    from spikeopd.models.teacher import output_table
+    from spikeopd.rollout import rollout, uniforms
+    from spikeopd.text.tokens import batch, sequential_windows
 
     setup = build(config, make_accelerator(config.train))
-    objective = policy(setup, load_student(str(student), config)).to(setup.device).eval()
-    options, shape = config.stage2, objective.student.config
-    autocast = setup.accelerator.autocast  # as during training, where accelerate wraps the objective
-    with autocast():
-        found = validate(setup, objective, min(config.data.sequence_length, shape.max_position_embeddings))
+    model = configured_student(str(student), config).to(setup.device)
+    options, shape, chunk = config.stage2, model.config, config.train.kl_chunk_tokens
+    head, layers = output_table(setup.teacher), tuple(range(shape.num_hidden_layers))
+    length = min(config.data.sequence_length, shape.max_position_embeddings)
+    ids = torch.from_numpy(sequential_windows(setup.validation, length)[:WINDOWS].astype("int64")).to(setup.device)
     prompts = torch.from_numpy(
         batch(setup.validation, batch_size=PROMPTS, length=options.prompt_length, seed=0, step=0)
     ).to(setup.device)
-    layers = tuple(range(shape.num_hidden_layers))
-    total, spikes, tokens = 0.0, torch.zeros(len(layers), dtype=torch.float64), []
-    with torch.no_grad(), autocast():
-        for rows, uniform in zip(prompts.split(ROWS), uniforms(0, 0, PROMPTS, k).split(ROWS), strict=True):
-            sampled = objective.rollout(rows, uniform, options.temperature, layers, "all")
-            teacher = run_teacher(setup.teacher, sampled.sequences[:, :-1], internals=False).features[:, -k:]
-            total += objective.teacher_kl(sampled.sequences, teacher, output_table(setup.teacher)).item()
-            spikes += sampled.spikes.double().cpu()
-            tokens.append(sampled.sequences[:, -k:].cpu())
-    slots = PROMPTS * k * shape.num_steps * layer_neurons(shape, "all")
-    found |= {"self_kl": total / (PROMPTS * k), "rate": spikes.mean().item() / slots}
-    return found | rollout_statistics(torch.cat(tokens).numpy())
+    with setup.accelerator.autocast():  # as during training, where accelerate wraps the objective
+        found = quality.on_text(
+            lambda part, target: quality.token_sums(model, part, target, head, chunk), setup.teacher, ids
+        )
+        own, spikes = quality.on_own_text(
+            lambda part, uniform: rollout(model, part, uniform, options.temperature, layers, "all"),
+            lambda sequences, target: quality.visited_kl(model, sequences, target, head, chunk),
+            setup.teacher,
+            prompts,
+            uniforms(0, 0, PROMPTS, k),
+        )
+    rate = spikes.mean().item() / quality.rate_slots(shape, "all", PROMPTS * k)
+    return found | {"self_kl": own["self_kl"], "rate": rate} | own
 
 
 def trace(folder: Path) -> dict[str, list[Any]]:
@@ -159,10 +159,10 @@ def student_at(folder: Path, config: Config, update: int) -> Path:
     from safetensors.torch import load_file
 
     from spikeopd.files import new_directory
-    from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+    from spikeopd.students import load_student
 
     weights = load_file(folder / "stage2" / "checkpoints" / f"update-{update:06d}" / "objective.safetensors")
-    student = BiSpikCLMForCausalLM.from_pretrained(folder / "final")
+    student = load_student(folder / "final")
     student.load_state_dict({k.removeprefix("student."): v for k, v in weights.items() if k.startswith("student.")})
     shutil.rmtree(folder / "pre_onset", ignore_errors=True)  # of an evaluation that was stopped
     with new_directory(folder / "pre_onset") as target:

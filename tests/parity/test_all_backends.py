@@ -12,7 +12,7 @@ from export.bundle_writer import BundleOptions, write_bundle
 from export.quantize import lower
 from export.reference import TorchReference
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from spikeopd.config import load_config
 from spikeopd.contracts import LAYER_SITES, SpikeTrace, first_difference
 from spikeopd.contracts.bundle import load_bundle

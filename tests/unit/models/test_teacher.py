@@ -16,7 +16,7 @@ from spikeopd.models.teacher import (
     output_table,
     run_teacher,
 )
-from spikeopd.tokenizer import load_tokenizer
+from spikeopd.text.tokenizer import load_tokenizer
 
 SMALL = dict(vocab_size=64, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, ffn_dim=32,
              max_position_embeddings=32, attn_implementation="eager")  # fmt: skip

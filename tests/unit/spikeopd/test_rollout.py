@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from spikeopd.diagnostics.rollouts import (
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
+from spikeopd.quality import (
+    RATE_SITES,
     CollapseDetector,
     adjacent_repetition,
     distinct_4,
+    layer_neurons,
+    layer_spikes,
     maximum_run,
     repeated_4,
     rollout_statistics,
 )
-from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
-from spikeopd.rollout import RATE_SITES, layer_neurons, layer_spikes, rollout, sample, uniforms
+from spikeopd.rollout import rollout, sample, uniforms
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=97,
              max_position_embeddings=64)  # fmt: skip

@@ -213,7 +213,7 @@ def test_what_the_simulator_writes_is_accepted(tmp_path, backend: str) -> None:
 
     from neuro_sim.decode import Sampling, generate
     from neuro_sim.dense import DenseDecoder
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
     from neuro_sim.runfile import build_run
     from spikeopd.contracts import write_run as write
 

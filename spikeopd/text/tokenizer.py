@@ -1,0 +1,233 @@
+"""Tokenizers without transformers: load a Hugging Face directory, or train the tiny byte-level BPE of the default.
+
+Read: `tokenizer.json`, or the `vocab.json` + `merges.txt` of OPT. Written: a directory that
+`transformers.AutoTokenizer` and `tokenizers.Tokenizer.from_file` read too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spikeopd.errors import InputError
+from spikeopd.files import write_json, write_text
+from spikeopd.text.sources import Source, open_source
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+# OPT's layout: </s> begins and ends a text, and the first four ids are these.
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+OPT_ROLES = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
+TINY = "tiny"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
+
+
+class Tokenizer:
+    """A tokenizers.Tokenizer and the roles of its special tokens.
+
+    `encode` adds what the tokenizer's own template asks for (OPT and tiny: `</s>` in front), as transformers does;
+    `add_special_tokens=False` leaves it out.
+    """
+
+    def __init__(self, backend: Backend, roles: dict[str, str], origin: str) -> None:
+        self.backend = backend
+        self.roles = roles
+        self.origin = origin
+        self.eos_token_id = self._role_id("eos_token")
+        self.bos_token_id = self._role_id("bos_token") if roles.get("bos_token") else self.eos_token_id
+        self.pad_token_id = self._role_id("pad_token") if roles.get("pad_token") else self.eos_token_id
+
+    def _role_id(self, role: str) -> int:
+        token = self.roles.get(role)
+        number = self.backend.token_to_id(token) if token else None
+        if number is None:
+            raise InputError(
+                f"{self.origin}: the tokenizer has no {role} ({token!r}); name it in tokenizer_config.json"
+            )
+        return int(number)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries, special tokens included. A model may have more rows (OPT: 50265 entries, 50272 rows)."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that map text to the same ids, whichever files they were read from."""
+        content = json.loads(self.backend.to_str())
+        merges = [" ".join(m) if isinstance(m, list) else m for m in content["model"].get("merges", [])]
+        parts: Any = [
+            content["model"].get("type"),
+            sorted(self.backend.get_vocab(with_added_tokens=True).items()),
+            merges,
+            _essentials(content.get("normalizer")),
+            _essentials(content.get("pre_tokenizer")),
+            [self.bos_token_id, self.eos_token_id, self.pad_token_id],
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def save(self, directory: Path | str) -> Path:
+        """Write `tokenizer.json` and `tokenizer_config.json`, each atomically."""
+        directory = Path(directory)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self.roles,
+            "clean_up_tokenization_spaces": False,
+            "padding_side": "left",
+        }
+        write_text(directory / "tokenizer.json", self.backend.to_str(pretty=False) + "\n")
+        write_json(directory / "tokenizer_config.json", config)
+        return directory
+
+
+def load_tokenizer(path_or_name: Path | str = TINY) -> Tokenizer:
+    """Load `tiny` (shipped), a directory, a file like `tokenizer.json`, or a model of the Hugging Face hub by name.
+
+    The roles of special tokens stand in tokenizer_config.json of the directory, or beside the file.
+    """
+    if str(path_or_name) == TINY:
+        with resources.as_file(resources.files("spikeopd") / "assets" / TINY) as directory:
+            return _from_directory(directory, origin=TINY)
+    path = Path(path_or_name).expanduser()
+    if path.is_file():
+        # The named file, whatever its name: another tokenizer.json may lie beside it.
+        return Tokenizer(_backend_from_file(path), _roles(path.parent), origin=str(path))
+    if path.is_dir():
+        return _from_directory(path, origin=str(path))
+    return _from_directory(_download(str(path_or_name)), origin=str(path_or_name))
+
+
+def train_tokenizer(source: Source | str, vocab_size: int, output: Path | str) -> Tokenizer:
+    """Train a byte-level BPE on the training part of a source and save it; the same text gives the same bytes."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers, trainers
+
+    smallest = len(SPECIAL_TOKENS) + 256
+    if vocab_size < smallest:
+        raise InputError(f"vocab_size {vocab_size} is too small; byte-level BPE needs at least {smallest} entries")
+    source = open_source(source) if isinstance(source, str) else source
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(source.documents("train"), trainer)
+    if backend.get_vocab_size() < vocab_size:
+        raise InputError(
+            f"{source.name}: the text gives only {backend.get_vocab_size()} entries, {vocab_size} were asked for; "
+            "use more text or a smaller vocab_size"
+        )
+    tokenizer = Tokenizer(_finish(backend, OPT_ROLES), dict(OPT_ROLES), origin=str(output))
+    tokenizer.save(output)
+    return tokenizer
+
+
+def _finish(backend: Backend, roles: dict[str, str]) -> Backend:
+    """Decode bytes, and put the beginning-of-text token in front for readers that use the file directly."""
+    from tokenizers import decoders, processors
+
+    bos = roles["bos_token"]
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, backend.token_to_id(bos))]
+    )
+    return backend
+
+
+def _from_directory(directory: Path, origin: str) -> Tokenizer:
+    roles = _roles(directory)
+    if (directory / "tokenizer.json").is_file():
+        return Tokenizer(_backend_from_file(directory / "tokenizer.json"), roles, origin)
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        roles = {**OPT_ROLES, **roles}
+        return Tokenizer(_finish(_opt_backend(directory), roles), roles, origin)
+    raise InputError(
+        f"{origin}: no tokenizer here; expected tokenizer.json, or vocab.json and merges.txt (OPT), in the directory"
+    )
+
+
+def _backend_from_file(file: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise InputError(f"{file}: not a tokenizer file ({' '.join(str(error).split())}); save it again") from error
+
+
+def _opt_backend(directory: Path) -> Backend:
+    from tokenizers import AddedToken, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise InputError(
+            f"{directory}: vocab.json and merges.txt cannot be read ({error}); fetch them again"
+        ) from error
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    known = [token for token in SPECIAL_TOKENS if backend.token_to_id(token) is not None]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in known])
+    return backend
+
+
+def _roles(directory: Path) -> dict[str, str]:
+    """bos/eos/pad/unk as tokenizer_config.json names them (a string, or an object with `content`)."""
+    roles: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{path}: not valid JSON ({error}); save the tokenizer again") from error
+        if not isinstance(content, dict):
+            raise InputError(f"{path}: not a JSON object; save the tokenizer again")
+        for role in OPT_ROLES:
+            token = content.get(role)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                roles[role] = token
+    return roles
+
+
+def _essentials(part: Any) -> Any:
+    """A normaliser or pre-tokenizer without the settings that do not change ids."""
+    if isinstance(part, dict):
+        return {k: _essentials(v) for k, v in part.items() if k not in ("trim_offsets", "use_regex")}
+    return [_essentials(v) for v in part] if isinstance(part, list) else part
+
+
+def _download(name: str) -> Path:
+    reason = "no such directory"
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        try:
+            import huggingface_hub
+
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), etag_timeout=10))
+        except Exception as error:  # the hub client raises a dozen unrelated kinds
+            reason = f"no such directory, and the Hugging Face hub did not give it ({type(error).__name__})"
+    raise InputError(f"tokenizer '{name}': {reason}; give '{TINY}', a local directory or a reachable model name")

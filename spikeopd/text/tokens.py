@@ -1,0 +1,221 @@
+"""Tokens on disk, tokenised once, and batches that follow from (seed, step) alone.
+
+The cache is one memory-mapped `.npy` per (text, tokenizer, split), named by content: another text or another tokenizer
+is another file, so a stale cache cannot be read. It is written beside its place and renamed, under a lock: of several
+processes one tokenises and the others wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from spikeopd.errors import ConfigError, InputError
+from spikeopd.files import write_json
+from spikeopd.text.sources import Source, Split, open_source
+from spikeopd.text.tokenizer import Tokenizer
+
+log = logging.getLogger("spikeopd")
+log.addHandler(logging.NullHandler())
+
+DOCUMENTS_PER_CALL = 256
+SECONDS_BETWEEN_LINES = 30.0
+CACHE_VERSION = 1
+LARGEST_SEED = 2**63 - 1  # a user may give
+
+Tokens = NDArray[Any]  # uint16 or uint32 on disk, int64 in batches
+
+
+@dataclass(frozen=True, eq=False)
+class TokenData:
+    """The token stream `</s> document </s> document </s> …` of one split.
+
+    fingerprint: key of text, tokenizer and split (a checkpoint stores it, so that a resume sees the same data).
+    text_bytes: UTF-8 length of the text behind the tokens, for bits per byte.
+    """
+
+    tokens: Tokens
+    fingerprint: str
+    source: str
+    split: str
+    documents: int
+    text_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def default_cache_dir() -> Path:
+    return Path(os.environ.get("SPIKEOPD_CACHE") or Path.home() / ".cache" / "spikeopd")
+
+
+def prepare(
+    source: Source | str,
+    tokenizer: Tokenizer,
+    split: Split,
+    cache_dir: Path | str | None = None,
+    max_tokens: int | None = None,
+) -> TokenData:
+    """Tokens of one split of a source, from the cache or tokenised now.
+
+    max_tokens: stop after this many tokens (at the end of a document); streamed sources need it.
+    """
+    source = open_source(source) if isinstance(source, str) else source
+    if source.unbounded and max_tokens is None:
+        raise InputError(f"{source.name}: a streamed dataset needs a limit; set data.max_tokens, e.g. 100000000")
+    folder = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+    key = f"tokens {CACHE_VERSION} {source.fingerprint()} {tokenizer.fingerprint} {split} {max_tokens}"
+    fingerprint = hashlib.sha256(key.encode()).hexdigest()
+    path = folder / f"{split}-{fingerprint[:32]}.npy"
+    found = _read(path, source.name, split, fingerprint)
+    if found is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                # Another process may have finished while this one waited.
+                found = _read(path, source.name, split, fingerprint) or _write(
+                    path, source, tokenizer, split, fingerprint, max_tokens
+                )
+        except OSError as error:
+            raise InputError(
+                f"token cache {folder}: {error.strerror or error}; set SPIKEOPD_CACHE to a folder with room"
+            ) from error
+    return found
+
+
+def batch(data: TokenData, *, batch_size: int, length: int, seed: int, step: int) -> NDArray[np.int64]:
+    """Windows of `length` tokens drawn uniformly with replacement: int64 [batch_size, length].
+
+    The generator is counter-based and keyed by (seed, step), so step 1000 needs no memory of the 999 before it.
+    """
+    if not 0 <= seed < 2**64:  # what the key holds; seeds derived from the user's may be beyond LARGEST_SEED
+        raise ConfigError(f"seed must lie between 0 and 2^63 - 1, got {seed}")
+    starts_available = _windows_available(data, length)
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))
+    starts = generator.integers(0, starts_available, size=batch_size)
+    return np.stack([data.tokens[start : start + length] for start in starts]).astype(np.int64)
+
+
+def sequential_windows(data: TokenData, length: int, stride: int | None = None) -> Tokens:
+    """Every window of `length` tokens, `stride` (default `length`) apart, in order: a view [windows, length].
+
+    The last tokens that do not fill a window are left out. Convert a slice with `.astype(np.int64)` before use.
+    """
+    _windows_available(data, length)
+    stride = stride or length
+    if not 0 < stride <= length:
+        raise InputError(f"stride {stride} must lie between 1 and the window length {length}, or tokens are left out")
+    return np.lib.stride_tricks.sliding_window_view(data.tokens, length)[::stride]
+
+
+def _windows_available(data: TokenData, length: int) -> int:
+    if length < 1:
+        raise InputError(f"window length {length} must be at least 1")
+    if len(data) < length:
+        raise InputError(
+            f"{data.source} ({data.split}): {len(data)} tokens are too short for one window of {length}; "
+            "give more text or a smaller data.sequence_length"
+        )
+    return len(data) - length + 1
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, name: str, split: str, fingerprint: str) -> TokenData | None:
+    """The cached tokens, or None when there are none or the file is damaged (it is then made anew)."""
+    try:
+        meta = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        if meta["fingerprint"] != fingerprint or len(tokens) != meta["tokens"]:
+            return None
+        return TokenData(tokens, fingerprint, name, split, meta["documents"], meta["text_bytes"])
+    except (OSError, ValueError, KeyError, EOFError):
+        return None
+
+
+def _write(
+    path: Path, source: Source, tokenizer: Tokenizer, split: Split, fingerprint: str, max_tokens: int | None
+) -> TokenData:
+    for leftover in path.parent.glob(f".{path.name}.*"):  # of a killed process; we hold the lock
+        leftover.unlink(missing_ok=True)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    log.info("tokenising %s (%s) into %s", source.name, split, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            header_size = _write_header(file, dtype, 0)
+            np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
+            count, documents, text_bytes = 1, 0, 0
+            last_line = time.monotonic()
+            for texts in _groups(source.documents(split), DOCUMENTS_PER_CALL):
+                for text, ids in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+                    np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
+                    count += len(ids) + 1
+                    documents += 1
+                    text_bytes += len(text.encode("utf-8"))
+                    if max_tokens is not None and count >= max_tokens:
+                        break
+                if max_tokens is not None and count >= max_tokens:
+                    break
+                if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
+                    last_line = time.monotonic()
+                    log.info(
+                        "tokenising %s (%s): %d documents, %.1f M tokens", source.name, split, documents, count / 1e6
+                    )
+            if documents == 0:
+                raise InputError(
+                    f"{source.name}: no text in its {split} part; give more documents, or another source for it"
+                )
+            file.seek(0)
+            if _write_header(file, dtype, count) != header_size:
+                raise AssertionError("the .npy header changed its size")
+            file.flush()
+            os.fsync(file.fileno())
+        meta = {
+            "fingerprint": fingerprint,
+            "source": source.name,
+            "split": split,
+            "tokenizer": tokenizer.fingerprint,
+            "tokens": count,
+            "documents": documents,
+            "text_bytes": text_bytes,
+        }
+        write_json(path.with_suffix(".json"), meta)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    data = _read(path, source.name, split, fingerprint)
+    if data is None:
+        raise InputError(f"token cache {path} cannot be read back; check the disk, or set SPIKEOPD_CACHE elsewhere")
+    return data
+
+
+def _write_header(file: Any, dtype: np.dtype[Any], count: int) -> int:
+    """The .npy header. numpy pads it so that a one-dimensional array can grow without moving its data."""
+    description = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, description)  # type: ignore[no-untyped-call]
+    return int(file.tell())
+
+
+def _groups(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    group: list[str] = []
+    for text in texts:
+        group.append(text)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
