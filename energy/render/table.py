@@ -1,14 +1,14 @@
-"""One table in four notations: text, Markdown, LaTeX and CSV. It knows quantities and units, and nothing of energy."""
+"""Quantities with units as rows of text cells, which `spikeopd.tables` writes as text, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from spikeopd.tables import aligned, comma_separated, latex_text, markdown, tabular
 
 Kind = Literal["text", "int", "count", "energy", "bytes", "rate", "ratio", "percent", "number", "tenth", "exact"]
 Unit = tuple[float, str]  # divisor and name
@@ -19,17 +19,6 @@ _SCALES: dict[str, tuple[Unit, ...]] = {
 }
 _UNITS = {"text": "", "rate": "spikes/neuron/step", "ratio": "×", "percent": "%"}  # of the other kinds: 1
 _BASE_UNITS = {"energy": "pJ", "bytes": "bytes", "rate": "spikes/neuron/step", "percent": "fraction"}
-_LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "µ": r"\textmu{}",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "±": r"$\pm$",
-    "–": "--",
-}
 DASH = "–"
 
 
@@ -95,8 +84,17 @@ class Table:
             return significant(100 * value, 3)
         return significant(value / self.scale(column)[0])
 
+    @property
+    def head(self) -> list[str]:
+        return [self.header(column) for column in self.columns]
+
+    @property
     def cells(self) -> list[list[str]]:
         return [[self.cell(row, column) for column in self.columns] for row in self.rows]
+
+    @property
+    def textual(self) -> list[bool]:
+        return [column.kind == "text" for column in self.columns]
 
 
 def significant(value: float, digits: int = 4) -> str:
@@ -131,67 +129,38 @@ def text_table(table: Table, width: int = 100, widest: int = 240) -> str:
     """Aligned columns with their units below the labels; a table of long texts becomes one paragraph per row."""
     labels = [column.label for column in table.columns]
     units = [f"[{unit}]" if (unit := table.scale(column)[1]) else "" for column in table.columns]
-    body = table.cells()
-    widths = [max(len(line[i]) for line in [labels, units, *body]) for i in range(len(labels))]
-    left = [column.kind == "text" for column in table.columns]
+    body = [labels, units, *table.cells]
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
     if sum(widths) > widest:
-        header = [table.header(column) for column in table.columns]
         paragraphs = [
             "\n".join(
                 textwrap.fill(f"{label}: {cell}", width, subsequent_indent="    ")
-                for label, cell in zip(header, cells, strict=True)
+                for label, cell in zip(table.head, cells, strict=True)
                 if cell
             )
-            for cells in body
+            for cells in table.cells
         ]
         return "\n\n".join([table.title, *paragraphs])
-
-    def line(cells: list[str]) -> str:
-        padded = (c.ljust(w) if is_left else c.rjust(w) for c, w, is_left in zip(cells, widths, left, strict=True))
-        return "  ".join(padded).rstrip()
-
-    rule = "  ".join("-" * w for w in widths)
-    parts = [table.title, line(labels), line(units), rule, *(line(cells) for cells in body)]
-    return "\n".join(parts + (textwrap.wrap(table.note, width) if table.note else []))
+    lines = aligned(body, table.textual)
+    lines.insert(2, "  ".join("-" * w for w in widths))
+    return "\n".join([table.title, *lines, *(textwrap.wrap(table.note, width) if table.note else [])])
 
 
 def markdown_table(table: Table) -> str:
-    header = [table.header(column) for column in table.columns]
-    marks = ["---" if column.kind == "text" else "---:" for column in table.columns]
-    plain, *body = [[cell.replace("|", r"\|") for cell in cells] for cells in [header, *table.cells()]]
-    lines = [f"| {' | '.join(cells)} |" for cells in [plain, marks, *body]]
+    lines = markdown(table.head, table.cells, table.textual)
     return "\n".join([f"## {table.title}", "", *lines, *(["", table.note] if table.note else [])])
 
 
 def latex_table(table: Table) -> str:
-    spec = "".join("l" if column.kind == "text" else "r" for column in table.columns)
-    header, *rows = [
-        " & ".join(map(latex_text, cells)) + r" \\"
-        for cells in [[table.header(column) for column in table.columns], *table.cells()]
-    ]
-    caption = f"{table.title}. {table.note}" if table.note else f"{table.title}."
-    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{spec}}}"]
-    lines += [r"\toprule", header, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
-    lines += [rf"\caption{{{latex_text(caption)}}}", rf"\label{{tab:energy-{table.name}}}", r"\end{table}"]
+    spec = "".join("l" if left else "r" for left in table.textual)
+    caption = latex_text(f"{table.title}. {table.note}" if table.note else f"{table.title}.")
+    lines = [r"\begin{table}", r"\centering", *tabular(table.head, table.cells, spec)]
+    lines += [rf"\caption{{{caption}}}", rf"\label{{tab:energy-{table.name}}}", r"\end{table}"]
     return "\n".join(lines)
-
-
-def latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def csv_table(table: Table) -> str:
     """One table with raw values; the header carries the base unit."""
     units = [column.unit or _BASE_UNITS.get(column.kind, "") for column in table.columns]
-    header = [
-        f"{column.key} [{unit}]" if unit else column.key for column, unit in zip(table.columns, units, strict=True)
-    ]
-    return csv_text(header, ([row.get(column.key) for column in table.columns] for row in table.rows))
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
-    return out.getvalue()
+    head = [f"{column.key} [{unit}]" if unit else column.key for column, unit in zip(table.columns, units, strict=True)]
+    return comma_separated(head, ([row.get(column.key) for column in table.columns] for row in table.rows))

@@ -8,7 +8,8 @@ from typing import Any
 
 from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION
 from energy.render.document import Document
-from energy.render.table import Column, Table, Unit, csv_text, significant, unit_of
+from energy.render.table import Column, Table, Unit, significant, unit_of
+from spikeopd.tables import comma_separated
 
 COMPONENT_TITLES = {
     "embed": "embedding",
@@ -319,4 +320,4 @@ def report_csv(report: dict[str, Any]) -> str:
             keys = ("scope", "component", "layer", "event", "count", "price_pj", "energy_pj")
             yield [*(line[key] for key in keys), *extra]
 
-    return csv_text(counted + estimated, rows())
+    return comma_separated(counted + estimated, rows())
