@@ -143,6 +143,8 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
     for field in SIZES:
         check.get(model, field, "model")
     shape = parse_shape(model, f"{where}: model")
+    if schema == f"{SCHEMA}/1" and not shape.paper_block:
+        check.fail("schema", "version 1 has the paper's block alone, and 'model' says another form")
     sequences = check.get(data, "sequences")
     if not isinstance(sequences, list) or not sequences:
         check.fail("sequences", "expected a list with at least one sequence")

@@ -1,4 +1,7 @@
-"""run.json made by the dense oracle over a random model, as docs/formats.md describes it."""
+"""run.json made by the dense oracle over a random model, as docs/formats.md describes it.
+
+python tests/random_runs.py      writes energy/data/example_run.json again, after a change of the format
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from random_models import random_model, random_shape
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import Activity, ModelShape, SpikeTrace
 from spikeopd.contracts.run import run_schema
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "energy" / "data" / "example_run.json"
 
 
 def small_shape(layers: int, steps: int) -> ModelShape:
@@ -80,5 +85,14 @@ def make_run(
 
 
 def write_run(path: Path, run: dict) -> Path:
-    path.write_text(json.dumps(run))
+    path.write_text(json.dumps(run, separators=(",", ":")) + "\n")
     return path
+
+
+def example_run() -> dict:
+    shape = random_shape(heads=4, head_dim=8, layers=3, ffn=64, vocab=256, positions=64)
+    return make_run(shape, prompts=(16,), generated=(17,), seed=7) | {"bundle": {"name": "example", "sha256": "0" * 64}}
+
+
+if __name__ == "__main__":
+    write_run(EXAMPLE, example_run())

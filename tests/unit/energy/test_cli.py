@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from energy_runs import make_run, write_run
+from random_runs import make_run, write_run
 
 from energy.cli import build_parser, main
 from spikeopd.contracts import LAYER_COMPONENTS
@@ -132,6 +132,11 @@ MISTAKES = [
     (["report", "example_run.json", "--hops=-1,0"], "--hops"),
     (["report", "example_run.json", "--rates", "0.1"], "--rates does not go with a run"),
     (["report", "example_run.json", "--output", "example_run.json/x.md"], "cannot write"),
+    (["report", "example_run.json", "--output", "example_run.json"], "made from it"),
+    (["report", "example_run.json", "--format", "text", "--output", "./example_run.json"], "made from it"),
+    (["report", "example_run.json", "--output", "rep.pdf"], "no report ends in '.pdf'; choose one of .txt"),
+    (["compare", "a=example_run.json", "--output", "example_run.json"], "made from it"),
+    (["paper", "--output", "paper.docx"], "no report ends in '.docx'"),
     (["report", "--config", "opt-125m"], "--config needs --rates"),
     (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1"], "--config needs --context"),
     (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "1.1", "--context", "8"], "between 0 and 1"),
@@ -140,11 +145,17 @@ MISTAKES = [
         ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "x.json", "--context", "8"],
         "neither a number nor a file",
     ),
-    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "9999"], "--context"),
-    (["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "0"], "--context"),
+    (
+        ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "9999"],
+        "the context must lie",
+    ),
+    (
+        ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "0"],
+        "the context must lie",
+    ),
     (
         ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "8", "--prompt", "9"],
-        "--prompt",
+        "the prompt must lie",
     ),
     (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "8"], "--num-steps"),
     (
@@ -257,7 +268,7 @@ def test_a_terminal_without_unicode(example) -> None:
 
     words = [sys.executable, "-m", "energy.cli", "report", str(example)]
     done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
-    assert done.returncode == 0 and done.stderr == b"" and b"[?J]" in done.stdout
+    assert done.returncode == 0 and done.stderr == b"" and b"[?]" in done.stdout
 
 
 def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
@@ -273,4 +284,13 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
         code, out, err = run(capsys, *words)
         assert code == 0 and (out or "wrote" in err), err
     exec(compile(text.split("```python\n")[1].split("```")[0], "docs/energy.md", "exec"), {})
-    assert float(capsys.readouterr().out) > 0
+    assert float(capsys.readouterr().out) > 0 and Path("comparison.md").is_file()
+    Path("mine.json").write_text(text.split("```json\n")[1].split("```")[0])
+    assert "costs: mine, 7 nm: mac 1 pJ, ac 0.2 pJ" in run(capsys, "report", example, "--costs", "mine.json")[1]
+
+
+def test_the_example_script_runs(example) -> None:
+    script = Path(__file__).resolve().parents[3] / "examples" / "energy_report.py"
+    done = subprocess.run([sys.executable, script, example], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "horowitz45: 32 tokens, 0.067 µJ a token" and "  teacher/student 2.474" in lines[1]

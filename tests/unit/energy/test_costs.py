@@ -6,26 +6,17 @@ import json
 
 import pytest
 
-from energy.costs import (
-    DEFAULT_COSTS,
-    DEFAULT_MEMORY,
-    EVENTS,
-    cost_tables,
-    load_costs,
-    load_memory,
-    memory_levels,
-    parse_table,
-)
+from energy.costs import COSTS, EVENTS, MEMORY, load_costs, load_memory, parse_table
+from spikeopd.contracts import APPENDIX_E_PJ
 from spikeopd.errors import InputError
 
 GOOD = {"title": "t", "node_nm": 7, "citation": "c", "prices_pj": {"mac": 1, "ac": 0.5}}
 
 
 def test_the_papers_constants_are_the_default() -> None:
-    table = load_costs(DEFAULT_COSTS)
-    assert dict(table.prices_pj) == {"mac": 4.6, "ac": 0.9} and table.node_nm == 45
-    assert next(iter(cost_tables())) == DEFAULT_COSTS
-    assert DEFAULT_MEMORY in memory_levels()
+    table = load_costs("horowitz45")
+    assert table.prices_pj == APPENDIX_E_PJ == {"mac": 4.6, "ac": 0.9} and table.node_nm == 45
+    assert next(iter(COSTS)) == "horowitz45" and load_costs(table) is table
 
 
 def test_loihi_figures() -> None:
@@ -39,12 +30,12 @@ def test_loihi_figures() -> None:
 def test_memory_is_a_64_bit_access_over_eight_bytes() -> None:
     """Horowitz 2014: 10, 20, 100 pJ and 1.3 to 2.6 nJ per 64 bits."""
     expected = {"sram-8kb": 10, "sram-32kb": 20, "sram-1mb": 100, "dram": 1300, "dram-high": 2600}
-    assert {name: 8 * level.pj_per_byte for name, level in memory_levels().items()} == expected
+    assert {name: 8 * level.pj_per_byte for name, level in MEMORY.items()} == expected
 
 
-@pytest.mark.parametrize("name", cost_tables())
+@pytest.mark.parametrize("name", COSTS)
 def test_every_table_says_where_it_comes_from(name: str) -> None:
-    table = cost_tables()[name]
+    table = COSTS[name]
     assert table.node_nm > 0 and len(table.citation) > 20 and len(table.verified) > 20 and len(table.basis) > 5
     assert "doi:" in table.citation or "arXiv:" in table.citation
     assert set(table.missing) | set(table.prices_pj) == set(EVENTS)

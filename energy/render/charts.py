@@ -1,4 +1,4 @@
-"""Charts of a report as inline SVG: plain shapes, colours from the page's variables, a tooltip on every mark."""
+"""Charts of a report: bars in HTML, the others as inline SVG; colours from the page's variables, tooltips on marks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from energy.report import COMPONENT_TITLES
-from energy.tables import Column, Table, significant
+from energy.render.table import Unit, significant
+from energy.render.tables import COMPONENT_TITLES, report_unit
 
 _COLOURS = {name: f"var(--c{index})" for index, name in enumerate(COMPONENT_TITLES)}
 _MOST_POINTS = 600
 
 
-def energy_unit(largest: float) -> tuple[float, str]:
-    """Divisor and unit that suit the largest value."""
-    return Table("", "", (Column("v", "", "energy"),), [{"v": largest}]).scale(Column("v", "", "energy"))
-
-
 def component_bars(report: dict[str, Any]) -> str:
-    """Energy per token of every component, student above its teacher's."""
+    """Energy per token of every component, student above its teacher's. HTML, so that it fits any width."""
     tokens = report["summary"][-1]["tokens"] or 1
     price = report["costs"]["prices_pj"]["mac"]
     teacher = {name: macs * price / tokens for name, macs in report["teacher"]["macs"].items()}
@@ -30,25 +25,21 @@ def component_bars(report: dict[str, Any]) -> str:
         if row["scope"] == "all" and (row["energy_pj"] or teacher.get(row["component"]))
     ]
     largest = max((max(student, dense or 0.0) for _, student, dense in rows), default=1.0) or 1.0
-    scale, unit = energy_unit(largest)
-    left, width, step = 150, 1040, 40
+    scale, unit = report_unit(report)
     parts = []
-    for index, (name, student, dense) in enumerate(rows):
-        y = 8 + index * step
-        parts.append(f'<text class="strong" x="{left - 10}" y="{y + 21}" text-anchor="end">{_title(name)}</text>')
+    for name, student, dense in rows:
+        bars = ""
         # Where the teacher has no such component, the student's bar stands alone beside its name.
-        pair = [(2, student, "student"), (17, dense, "teacher")]
-        for shift, value, who in pair if dense is not None else [(9, student, "student")]:
-            assert value is not None
-            length = value / largest * (width - left - 90)
-            label = f"{significant(value / scale)} {unit}"
-            parts.append(
-                f'<rect x="{left}" y="{y + shift}" width="{max(length, 0.8 if value else 0):.2f}" height="13" rx="2" '
-                f'fill="var(--{who})"><title>{_title(name)}, {who}: {label} per token</title></rect>'
-                f'<text x="{left + length + 6:.1f}" y="{y + shift + 11}">{label}</text>'
-            )
+        for who, value in (("student", student), ("teacher", dense)):
+            if value is not None:
+                label = f"{significant(value / scale)} {unit}"
+                bars += (
+                    f'<div class="bar" title="{_title(name)}, {who}: {label} per token">'
+                    f'<i style="background:var(--{who});flex-basis:{80 * value / largest:.3f}%"></i>{label}</div>'
+                )
+        parts.append(f"<dt>{_title(name)}</dt><dd>{bars}</dd>")
     legend = _legend([("student", "var(--student)"), (report["teacher"]["name"], "var(--teacher)")])
-    return _svg(width, 12 + len(rows) * step, parts, "Energy per token by component") + legend
+    return f'<dl class="bars">{"".join(parts)}</dl>{legend}'
 
 
 def layer_columns(report: dict[str, Any]) -> str:
@@ -57,7 +48,7 @@ def layer_columns(report: dict[str, Any]) -> str:
     layers = report["layers"]
     largest = max((row["energy_pj"] for row in layers), default=0.0) / tokens or 1.0
     names = [name for name in COMPONENT_TITLES if any(row["components_pj"].get(name) for row in layers)]
-    frame = _Frame(520, 270, largest)
+    frame = _Frame(520, 270, largest, report_unit(report))
     room = frame.inner_width / max(len(layers), 1)
     parts = frame.axes("layer", "per token")
     for row in layers:
@@ -86,7 +77,7 @@ def token_line(report: dict[str, Any]) -> str:
     size = -(-len(tokens) // _MOST_POINTS)
     bins = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     values = [sum(token["energy_pj"] for token in part) / len(part) for part in bins]
-    frame = _Frame(520, 270, max(values, default=1.0) or 1.0)
+    frame = _Frame(520, 270, max(values, default=1.0) or 1.0, report_unit(report))
     room = frame.inner_width / max(len(bins), 1)
     parts = []
     for index, part in enumerate(bins):
@@ -97,30 +88,34 @@ def token_line(report: dict[str, Any]) -> str:
                 'fill="var(--band)"/>'
             )
         if index and part[0]["sequence"] != bins[index - 1][0]["sequence"]:
-            parts.append(f'<line class="axis" stroke-dasharray="3 3" x1="{x:.2f}" x2="{x:.2f}" y1="{frame.top}" '
-                         f'y2="{frame.bottom}"/>')  # fmt: skip
+            ends = f'x1="{x:.2f}" x2="{x:.2f}" y1="{frame.top}" y2="{frame.bottom}"'
+            parts.append(f'<line class="axis" stroke-dasharray="3 3" {ends}/>')
     parts += frame.axes("token, in the order of feeding", "")
     points = [(frame.left + room * (i + 0.5), frame.y(value)) for i, value in enumerate(values)]
     path = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
-    parts.append(f'<polyline points="{path}" fill="none" stroke="var(--student)" stroke-width="2" '
-                 'stroke-linejoin="round"/>')  # fmt: skip
+    parts.append(
+        f'<polyline points="{path}" fill="none" stroke="var(--student)" stroke-width="2" stroke-linejoin="round"/>'
+    )
     for (x, y), part, value in zip(points, bins, values, strict=True):
         first = part[0]
         label = f"sequence {first['sequence']}, position {first['position']}, {first['phase']}: {frame.label(value)}"
-        parts.append(f'<circle cx="{x:.2f}" cy="{y:.2f}" r="{min(3.5, room / 2 + 0.6):.2f}" fill="var(--student)">'
-                     f"<title>{label}</title></circle>")  # fmt: skip
+        radius = f"{min(3.5, room / 2 + 0.6):.2f}"
+        circle = f'<circle cx="{x:.2f}" cy="{y:.2f}" r="{radius}" fill="var(--student)">'
+        parts.append(f"{circle}<title>{label}</title></circle>")
     legend = _legend([("energy per token", "var(--student)"), ("generated tokens", "var(--band)")])
     note = f'<p class="soft">Each point is the mean of {size} tokens.</p>' if size > 1 else ""
     return _svg(frame.width, frame.height, parts, "Energy over tokens") + legend + note
 
 
-def sensitivity_lines(rows: Sequence[dict[str, Any]], key: str, axis: str, here: float | None, log: bool) -> str:
+def sensitivity_lines(report: dict[str, Any], key: str, axis: str, here: float | None, log: bool) -> str:
     """Student and teacher energy per token against one changed quantity; `here` marks this report."""
+    rows = report["sensitivity"]["rate" if key == "factor" else key]
     series = {
         "student": [row["energy_per_token_pj"] or 0.0 for row in rows],
         "teacher": [row["teacher_energy_per_token_pj"] or 0.0 for row in rows],
     }
-    frame = _Frame(340, 220, max((max(values) for values in series.values() if values), default=1.0) or 1.0)
+    largest = max((max(values) for values in series.values() if values), default=1.0) or 1.0
+    frame = _Frame(340, 220, largest, report_unit(report))
     at = [math.log2(row[key]) if log else float(row[key]) for row in rows]
     low, high = (min(at), max(at)) if at else (0.0, 1.0)
 
@@ -151,11 +146,11 @@ def sensitivity_lines(rows: Sequence[dict[str, Any]], key: str, axis: str, here:
 class _Frame:
     """A plot area with a zero-based energy axis of round ticks."""
 
-    def __init__(self, width: int, height: int, largest: float) -> None:
+    def __init__(self, width: int, height: int, largest: float, unit: Unit) -> None:
         self.width, self.height = width, height
         self.left, self.top, self.bottom = 58, 22, height - 42
         self.inner_width = width - self.left - 8
-        self.scale, self.unit = energy_unit(largest)
+        self.scale, self.unit = unit
         step = _round_step(largest / self.scale / 4)
         self.ticks = [step * i for i in range(int(largest / self.scale / step) + 2)]
         self.limit = self.ticks[-1] * self.scale
@@ -171,11 +166,15 @@ class _Frame:
         for tick in self.ticks:
             y = self.y(tick * self.scale)
             parts.append(f'<line class="grid" x1="{self.left}" x2="{self.width - 8}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text x="{self.left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+            parts.append(f'<text x="{self.left - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick(tick)}</text>')
         parts.append(f'<text x="{self.left}" y="12">{f"{self.unit} {beside}".strip()}</text>')
         middle = self.left + self.inner_width / 2
         parts.append(f'<text x="{middle:.1f}" y="{self.height - 6}" text-anchor="middle">{html.escape(below)}</text>')
         return parts
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.10g}" if value < 1e7 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _round_step(rough: float) -> float:

@@ -7,21 +7,16 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from energy_runs import make_run
-from random_models import random_shape
+from random_models import PLUS, random_shape
+from random_runs import make_run
 
-from energy.costs import load_costs, load_memory
-from energy.models import Hops
-from energy.page import tables_page
-from energy.raster import raster_html
-from energy.render import render_report
-from energy.report import Options, report_run
-from energy.tables import cost_tables_tables, report_tables
-from spikeopd.contracts.run import parse_run
+import energy
+from energy.render.page import report_page, tables_page
+from energy.render.raster import raster_html
+from energy.render.tables import costs_document, report_tables
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -41,6 +36,10 @@ const first = body(); document.getElementById("theme").click(); probe.themes = [
 document.getElementById("theme").click(); probe.back = body() === first;
 const raster = document.getElementById("raster-choice");
 probe.rasters = raster ? [...document.querySelectorAll(".rasterbox")].filter((box) => !box.hidden).length : null;
+probe.bars = [...document.querySelectorAll(".bar i")].map((bar) => bar.getBoundingClientRect().width);
+const right = document.documentElement.clientWidth;
+const outside = (item) => !item.closest(".scroll") && item.getBoundingClientRect().right > right + 0.5;
+probe.cut = [...document.querySelectorAll("button, .bar, .tile, h1, figure")].filter(outside).map((i) => i.outerHTML);
 probe.charts = [...document.querySelectorAll("svg")].map((svg) => svg.getBoundingClientRect().height > 100);
 probe.wide = document.documentElement.scrollWidth <= innerWidth;
 const out = document.createElement("pre");
@@ -91,12 +90,11 @@ def browse(path, *flags: str) -> tuple[Page, str]:
     return page, done.stderr
 
 
-@pytest.fixture(scope="module")
-def report() -> dict:
-    shape = random_shape(heads=4, head_dim=8, layers=3, ffn=64, vocab=128, positions=64)
-    run = parse_run(make_run(shape, prompts=(8, 5), generated=(9, 6), drive=1.5), "x", "a <b>run</b> & more")
-    costs = load_costs("loihi")
-    return report_run(run, Options(costs, load_memory("dram"), replace(shape, num_steps=1), "teacher", Hops(1, 1)))
+@pytest.fixture(scope="module", params=[{}, PLUS], ids=["paper", "plus"])
+def report(request) -> energy.Report:
+    shape = random_shape(heads=4, head_dim=8, layers=3, ffn=64, vocab=128, positions=64, **request.param)
+    run = make_run(shape, prompts=(8, 5), generated=(9, 6), drive=1.5)
+    return energy.report(run, costs="loihi", memory="dram", hops=(1, 1), name="a <b>run</b> & more")
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +105,19 @@ def raster(tmp_path_factory) -> str:
     return raster_html(path, random_shape())
 
 
-def test_the_page_fetches_nothing(report: dict, raster: str) -> None:
-    page = render_report(report, "html", raster)
-    outside = page.replace(json.dumps(report, ensure_ascii=False).replace("</", "<\\/"), "")
+def test_the_page_fetches_nothing(report: energy.Report, raster: str) -> None:
+    page = report_page(report, raster)
+    outside = page.replace(json.dumps(report.data, ensure_ascii=False).replace("</", "<\\/"), "")
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!data:)[a-z]+:""", outside)
     assert "default-src 'none'" in page
     assert "<b>run</b>" not in outside and "&lt;b&gt;run&lt;/b&gt; &amp; more" in outside
-    assert json.loads(re.search(r'id="report">(.*?)</script>', page, re.S)[1]) == json.loads(json.dumps(report))
+    assert json.loads(re.search(r'id="report">(.*?)</script>', page, re.S)[1]) == json.loads(json.dumps(report.data))
 
 
 @needs_browser
 @pytest.mark.slow
-def test_in_a_browser(report: dict, raster: str, tmp_path) -> None:
-    text = render_report(report, "html", raster)
+def test_in_a_browser(report: energy.Report, raster: str, tmp_path) -> None:
+    text = report_page(report, raster)
     path = tmp_path / "page.html"
     path.write_text(text.replace("<head>", EARLY, 1).replace("</body>", PROBE, 1), encoding="utf-8")
     page, log = browse(path)
@@ -128,10 +126,11 @@ def test_in_a_browser(report: dict, raster: str, tmp_path) -> None:
     assert probe["errors"] == []
     assert probe["after"] == sorted(probe["before"]) and probe["down"] == sorted(probe["before"], reverse=True)
     assert len(set(probe["themes"])) == 2 and probe["back"]
-    assert probe["rasters"] == 1 and len(probe["charts"]) == 6 and all(probe["charts"]) and probe["wide"]
+    assert probe["rasters"] == 1 and len(probe["charts"]) == 5 and all(probe["charts"])
+    assert probe["wide"] and probe["cut"] == [] and len(probe["bars"]) >= 14
 
     shown = json.loads(page.texts["report"])
-    assert shown == json.loads(json.dumps(report))
+    assert shown == json.loads(json.dumps(report.data))
     tables = {table.name: table for table in report_tables(shown)}
     for name, table in tables.items():
         numeric = [column for column in table.columns if column.kind != "text"]
@@ -147,14 +146,27 @@ def test_in_a_browser(report: dict, raster: str, tmp_path) -> None:
 
 @needs_browser
 @pytest.mark.slow
-def test_dark_mode_is_followed(report: dict, tmp_path) -> None:
+def test_on_a_telephone(report: energy.Report, raster: str, tmp_path) -> None:
+    """390 px, in a frame because a window cannot be so narrow: nothing is cut, nothing but tables scrolls sideways."""
+    page = report_page(report, raster).replace("<head>", EARLY, 1).replace("</body>", PROBE, 1)
+    tell = '<script>parent.document.body.innerHTML = `<pre id="probe">${out.textContent}</pre>`</script></body>'
+    (tmp_path / "inner.html").write_text(page.replace("</body>", tell, 1), encoding="utf-8")
+    outer = tmp_path / "outer.html"
+    outer.write_text('<body><iframe src="inner.html" width="390" height="3000" frameborder="0"></iframe></body>')
+    probe = json.loads(browse(outer, "--allow-file-access-from-files")[0].texts["probe"])
+    assert probe["wide"] and probe["cut"] == [] and min(probe["bars"]) >= 1 and max(probe["bars"]) > 150
+
+
+@needs_browser
+@pytest.mark.slow
+def test_dark_mode_is_followed(report: energy.Report, tmp_path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(render_report(report, "html").replace("<head>", EARLY, 1).replace("</body>", PROBE, 1), "utf-8")
+    path.write_text(report_page(report).replace("<head>", EARLY, 1).replace("</body>", PROBE, 1), "utf-8")
     light = json.loads(browse(path)[0].texts["probe"])["themes"]
     dark = json.loads(browse(path, "--blink-settings=preferredColorScheme=0")[0].texts["probe"])["themes"]
     assert light == dark[::-1]
 
 
 def test_pages_of_tables() -> None:
-    page = tables_page(cost_tables_tables(), ["Cost tables", "a fact"])
-    assert page.count("<table>") == 3 and "23.60" in page and "a fact" in page
+    page = tables_page(costs_document())
+    assert page.count("<table>") == 3 and "23.60" in page and "never as free" in page

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from energy.charts import component_bars, energy_unit, layer_columns, sensitivity_lines, token_line
-from energy.tables import Column, Table, report_tables, significant
+from energy.render.charts import component_bars, layer_columns, sensitivity_lines, token_line
+from energy.render.document import Document
+from energy.render.table import DASH, Column, Table, significant
+from energy.render.tables import both_ways, report_unit
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def report_page(report: dict[str, Any], raster: str = "") -> str:
+def report_page(document: Document, raster: str = "") -> str:
     """The page of one report. `raster` is ready HTML for the spike raster, empty if the run was not traced."""
-    from energy.render import headline
-
-    title, *facts = headline(report)
-    bars = f'<div class="scroll bars">{component_bars(report)}</div>'
-    charts = [_figure("By component", bars, "Per fed token, student and teacher.")]
+    report = document.to_dict()
+    charts = [_figure("By component", component_bars(report), "Per fed token, student and teacher.")]
     pair = [_figure("By layer", layer_columns(report), "Per fed token; embedding and head are outside the layers.")]
     if report["tokens"]:
         pair.append(_figure("Over tokens", token_line(report), "A query meets more keys the later its token."))
@@ -28,15 +27,12 @@ def report_page(report: dict[str, Any], raster: str = "") -> str:
     if raster:
         charts.append(raster)
     charts.append(_sensitivity(report))
-    tables = [table_html(table) for table in report_tables(report)]
-    return _page(title, facts, [_tiles(report), *charts, *tables], report)
+    return _page(document, [_tiles(report), *charts, *map(table_html, document.tables)])
 
 
-def tables_page(tables: Sequence[Table], head: Sequence[str]) -> str:
+def tables_page(document: Document) -> str:
     """A page of tables alone (comparisons, the paper's table, cost tables)."""
-    title, *facts = head or ["Energy"]
-    data = {table.name: list(table.rows) for table in tables}
-    return _page(title, facts, [table_html(table) for table in tables], data)
+    return _page(document, [table_html(table) for table in document.tables])
 
 
 def table_html(table: Table) -> str:
@@ -75,22 +71,29 @@ def _side(column: Column) -> str:
 
 def _tiles(report: dict[str, Any]) -> str:
     whole, even = report["summary"][-1], report["break_even"]
-    per_token = whole["energy_per_token_pj"] or 0.0
-    scale, unit = energy_unit(per_token)
-    ratio = whole["teacher_over_student"]
     memory = next(level for level in report["memory"]["levels"] if level["chosen"])
+    teacher, costs = report["teacher"]["name"], report["costs"]["name"]
+    scale, unit = report_unit(report)
+
+    def energy(value: float | None) -> str:
+        return DASH if value is None else f"{significant(value / scale)} {unit}"
+
+    def number(value: float | None, sign: str = "") -> str:
+        return DASH if value is None else significant(value) + sign
+
+    ratio = whole["teacher_over_student"]
     entries = [
-        (f"{significant(per_token / scale)} {unit}", "energy per token", "energy_per_token_pj", per_token),
-        ("–" if ratio is None else f"{significant(ratio)}×", f"energy of {report['teacher']['name']}, over ours",
-         "teacher_over_student", ratio),
-        (significant(whole["rate"]), "spikes per neuron and step", "rate", whole["rate"]),
-        ("–" if even["rate"] is None else significant(even["rate"]), "break-even rate", "break_even", even["rate"]),
+        (energy(whole["energy_per_token_pj"]), f"per token, prices of {costs}", "energy_per_token_pj",
+         whole["energy_per_token_pj"]),
+        (number(ratio, "×"), f"energy of {teacher} over ours: {both_ways(report)}", "teacher_over_student", ratio),
+        (number(whole["rate"]), "spikes per neuron and step", "rate", whole["rate"]),
+        (number(even["rate"]), f"break-even rate: {_break_even(even['rate'])}", "break_even", even["rate"]),
     ]  # fmt: skip
     if memory["energy_per_token_pj"] is not None:
         value = memory["energy_per_token_pj"]
-        scale, unit = energy_unit(value)
-        entries.append((f"{significant(value / scale)} {unit}", f"memory traffic per token, {memory['level']}, apart",
-                        "memory_per_token_pj", value))  # fmt: skip
+        entries.append(
+            (energy(value), f"memory traffic per token, {memory['level']}, apart", "memory_per_token_pj", value)
+        )
     tiles = "".join(
         f'<div class="card tile" data-key="{key}" data-value="{value!r}"><b>{html.escape(big)}</b>'
         f"<span>{html.escape(small)}</span></div>"
@@ -99,13 +102,21 @@ def _tiles(report: dict[str, Any]) -> str:
     return f'<div class="tiles">{tiles}</div>'
 
 
+def _break_even(rate: float | None) -> str:
+    """What the number is for, in a tile's few words."""
+    if rate is None:
+        return "under these prices even a silent student costs more than its teacher"
+    meaning = "firing like this everywhere, the student would cost what its teacher costs"
+    return f"{meaning}; no rate exceeds 1, so it is always cheaper" if rate > 1 else meaning
+
+
 def _sensitivity(report: dict[str, Any]) -> str:
-    rows, whole, model = report["sensitivity"], report["summary"][-1], report["model"]
+    whole, model = report["summary"][-1], report["model"]
     mean_context = whole["tokens"] / report["sequences"] if report["sequences"] else None
     plots = [
-        ("Firing rate", sensitivity_lines(rows["rate"], "factor", "all rates times", 1.0, log=False)),
-        ("Time steps", sensitivity_lines(rows["num_steps"], "num_steps", "T_s", model["num_steps"], log=False)),
-        ("Context", sensitivity_lines(rows["context"], "context", "tokens", mean_context, log=True)),
+        ("Firing rate", sensitivity_lines(report, "factor", "all rates times", 1.0, log=False)),
+        ("Time steps", sensitivity_lines(report, "num_steps", "T_s", model["num_steps"], log=False)),
+        ("Context", sensitivity_lines(report, "context", "tokens", mean_context, log=True)),
     ]
     inner = "".join(f"<figure><figcaption>{html.escape(name)}</figcaption>{plot}</figure>" for name, plot in plots)
     return (
@@ -122,10 +133,11 @@ def _figure(title: str, chart: str, caption: str) -> str:
     )
 
 
-def _page(title: str, facts: Sequence[str], sections: Sequence[str], data: Any) -> str:
+def _page(document: Document, sections: Sequence[str]) -> str:
+    title, *facts = document.head
     css, script = (resources.files("energy").joinpath(f"data/page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     # "</" must not end the script element early; JSON reads "<\/" as the same text.
-    raw = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+    raw = json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
     lines = "".join(f'<p class="soft">{html.escape(fact)}</p>' for fact in facts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'

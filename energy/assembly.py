@@ -1,4 +1,4 @@
-"""Assemble one report: measured beside analytical, student beside teacher, and everything that was left out.
+"""Assemble one report: counted beside analytical, student beside teacher, and everything that was left out.
 
 A report is a plain dictionary (schema `spikeopd.energy/1`) so that every renderer, and every reader of the JSON, sees
 the same numbers. Units are in the keys: `_pj`, `_bytes`, `tokens`; plain names are counts.
@@ -10,23 +10,28 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from energy.costs import EVENTS, CostTable, MemoryLevel, memory_citation, memory_levels
+import numpy as np
+
+from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, CostTable, MemoryLevel
 from energy.flops import keys_of_sequence, opt_bytes, opt_macs, opt_parameters
 from energy.models import (
     NO_HOPS,
-    Comparison,
+    Check,
     Hops,
     Line,
     Rates,
     break_even_rate,
     compare_counts,
     count,
+    driven_rates,
     estimated_lines,
     group,
     mean_rate,
     measured_lines,
     measured_rates,
     measured_site_rates,
+    site_cells,
+    site_spikes,
     token_energies,
     total,
 )
@@ -36,19 +41,6 @@ from spikeopd.errors import CheckFailed
 
 SCHEMA = "spikeopd.energy/1"
 COMPONENTS = ("embed", *LAYER_COMPONENTS, "head", "neurons", "routing")
-COMPONENT_TITLES = {
-    "embed": "embedding",
-    "qkv": "QKV",
-    "coincidence": "coincidence (QK)",
-    "av": "attention sum (AV)",
-    "output": "output projection",
-    "residual": "residual gains",
-    "ffn_in": "FFN in",
-    "ffn_out": "FFN out",
-    "head": "head",
-    "neurons": "neuron updates",
-    "routing": "spike delivery",
-}
 RATE_FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 STEP_CHOICES = (1, 2, 4, 6, 8)
 CONTEXT_CHOICES = (16, 64, 128, 256, 512, 1024, 2048)
@@ -86,16 +78,16 @@ class Scope:
     spikes: float
     lines: list[Line]
     analytical: list[Line]
-    comparisons: list[Comparison]
+    comparisons: list[Check]
     bytes: dict[str, int] | None
 
 
 def report_run(run: Run, options: Options) -> dict[str, Any]:
-    """The report of a measured run."""
+    """The report of a run whose events were counted."""
     scopes = []
     for phase in (*PHASES, None):
-        activity = run.activity(phase)
-        keys = run.keys(phase)
+        activity, keys, pricing = run.activity(phase), run.keys(phase), (options.costs, options.hops)
+        rates, site_rates = measured_rates(run.shape, activity), measured_site_rates(activity)
         scopes.append(
             Scope(
                 name=phase or "all",
@@ -103,53 +95,27 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
                 keys=keys,
                 rate=mean_rate(activity),
                 spikes=sum(int(table.sum()) for table in activity.spikes.values()),
-                lines=measured_lines(activity, options.costs, options.hops),
-                analytical=estimated_lines(
-                    run.shape,
-                    measured_rates(activity),
-                    activity.tokens,
-                    keys,
-                    options.costs,
-                    options.hops,
-                    measured_site_rates(activity),
-                ),
+                lines=measured_lines(activity, *pricing),
+                analytical=estimated_lines(run.shape, rates, activity.tokens, keys, *pricing, site_rates),
                 comparisons=compare_counts(run, phase),
                 bytes=activity.bytes,
             )
         )
-    everything = run.activity()
-    source = {
-        "kind": "run",
-        "name": run.name,
-        "backend": run.backend,
-        "precision": run.precision,
-        "complete": run.complete,
-        "bundle": run.bundle,
-    }
-    rates, site_rates = measured_rates(everything), measured_site_rates(everything)
+    source = {name: getattr(run, name) for name in ("name", "backend", "precision", "complete", "bundle")}
+    source = {"kind": "run"} | source
     report = _assemble(run.shape, run.num_sequences, scopes, rates, options, source, site_rates)
     report["alternatives"] = _alternatives(run, options)
     energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
-    report["tokens"] = [
-        {
-            "sequence": int(run.per_token.sequence[i]),
-            "position": int(run.per_token.position[i]),
-            "phase": run.per_token.phase[i],
-            "spikes": int(run.per_token.spikes[i]),
-            "sops": int(run.per_token.sops[i]),
-            "macs": int(run.per_token.macs[i]),
-            "bytes": int(run.per_token.bytes[i]),
-            "energy_pj": float(energies[i]),
-        }
-        for i in range(len(run.per_token.phase))
-    ]
+    columns = {name: np.asarray(values).tolist() for name, values in vars(run.per_token).items()}
+    columns["energy_pj"] = energies.tolist()
+    report["tokens"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return report
 
 
 def report_rates(
     shape: ModelShape, rates: Rates, prompt: int, generated: int, options: Options, name: str
 ) -> dict[str, Any]:
-    """The report of firing rates alone: one sequence of `prompt` + `generated` fed tokens, nothing measured."""
+    """The report of firing rates alone: one sequence of `prompt` + `generated` fed tokens, nothing counted."""
     scopes = []
     spans = {
         "prompt": (prompt, keys_of_sequence(prompt)),
@@ -158,14 +124,12 @@ def report_rates(
     }
     for scope, (tokens, keys) in spans.items():
         lines = estimated_lines(shape, rates, tokens, keys, options.costs, options.hops)
-        spikes = count(lines, "neuron_active")
-        # The attention map is reported apart from the fixed-size sites, as in a measured run.
-        mapped = sum(rates["av"]) * shape.num_steps * shape.num_attention_heads * keys
-        fixed = tokens * shape.num_steps * (
-            shape.hidden_size + shape.num_hidden_layers * (8 * shape.hidden_size + shape.ffn_dim)
-        )  # fmt: skip
-        rate = (spikes - mapped) / fixed if fixed else 0.0
-        scopes.append(Scope(scope, tokens, keys, rate, spikes, lines, lines, [], None))
+        cells = site_cells(shape, tokens, keys)
+        spikes = site_spikes(cells, driven_rates(shape, rates))
+        # The attention map is reported apart from the fixed-size sites, as in a counted run.
+        fired, slots = (sum(sum(row) for site, row in table.items() if site != "a") for table in (spikes, cells))
+        rate = fired / slots if slots else 0.0
+        scopes.append(Scope(scope, tokens, keys, rate, count(lines, "neuron_active"), lines, lines, [], None))
     source = {"kind": "rates", "name": name, "backend": "none", "precision": "none", "complete": True, "bundle": {}}
     report = _assemble(shape, 1, scopes, rates, options, source)
     report["alternatives"], report["tokens"] = [], []
@@ -201,6 +165,7 @@ def _assemble(
             "macs": opt_macs(teacher, whole.tokens, whole.keys),
         },
         "summary": [_summary(scope, sequences, options) for scope in scopes],
+        "prices": _prices(whole, options),
         "components": [row for scope in scopes for row in _components(scope, options)],
         "layers": _layers(shape, whole),
         "lines": [
@@ -210,7 +175,7 @@ def _assemble(
         ],
         "matrix": [{"scope": scope.name} | asdict(row) for scope in scopes for row in scope.comparisons],
         "checks": _checks(whole),
-        "rates": {name: [float(rate) for rate in rates[name]] for name in LAYER_COMPONENTS},
+        "rates": {name: [float(rate) for rate in rates[name]] for name in shape.layer_components},
         "memory": _memory(scopes, options),
         "break_even": {
             "rate": break_even,
@@ -219,7 +184,7 @@ def _assemble(
             "meaning": _break_even_meaning(break_even),
         },
         "sensitivity": _sensitivity(shape, rates, site_rates, whole, options),
-        "not_costed": _not_costed(scopes, options),
+        "not_costed": _not_costed(shape, whole, options),
     }
 
 
@@ -248,6 +213,27 @@ def _summary(scope: Scope, sequences: int, options: Options) -> dict[str, Any]:
     }
 
 
+def _prices(scope: Scope, options: Options) -> list[dict[str, Any]]:
+    """The same events under every table: which of the two is cheaper depends on the hardware."""
+    macs = sum(opt_macs(options.teacher, scope.tokens, scope.keys).values())
+    rows = []
+    for table in {**COSTS, options.costs.name: options.costs}.values():
+        energy = sum(line.count * table.price(line.event) for line in scope.lines)
+        dense = macs * table.price("mac")
+        rows.append(
+            {
+                "table": table.name,
+                "title": table.title,
+                "node_nm": table.node_nm,
+                "energy_per_token_pj": _per(energy, scope.tokens),
+                "teacher_energy_per_token_pj": _per(dense, scope.tokens),
+                "teacher_over_student": _per(dense, energy),
+                "chosen": table.name == options.costs.name,
+            }
+        )
+    return rows
+
+
 def _components(scope: Scope, options: Options) -> list[dict[str, Any]]:
     energies, estimates = (group(lines, lambda line: line.component) for lines in (scope.lines, scope.analytical))
     whole = total(scope.lines)
@@ -256,7 +242,7 @@ def _components(scope: Scope, options: Options) -> list[dict[str, Any]]:
         chosen = [line for line in scope.lines if line.component == name]
         estimated = [line for line in scope.analytical if line.component == name]
         events = sum(line.count for line in chosen)
-        if not events and name in ("embed", "routing"):
+        if not chosen or (not events and name in ("embed", "routing")):
             continue
         priced = any(options.costs.price(line.event) for line in chosen)
         matched = [row for row in scope.comparisons if row.component == name]
@@ -277,7 +263,7 @@ def _components(scope: Scope, options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def _relation(name: str, rows: Sequence[Comparison], priced: bool) -> str:
+def _relation(name: str, rows: Sequence[Check], priced: bool) -> str:
     if name in ("embed", "head"):
         return "dense, same count"
     if not rows:
@@ -308,20 +294,20 @@ def _layers(shape: ModelShape, scope: Scope) -> list[dict[str, Any]]:
 
 def _checks(scope: Scope) -> list[dict[str, Any]]:
     """Counted beside estimated, summed over the layers."""
-    rows = []
-    for name in dict.fromkeys(row.component for row in scope.comparisons):
-        part = [row for row in scope.comparisons if row.component == name]
-        rows.append(
-            {
-                "component": name,
-                "measured_sops": sum(row.measured for row in part),
-                "analytical_sops": sum(row.analytical for row in part),
-                "dense_macs": sum(row.dense_macs for row in part),
-                "must_equal": all(row.must_equal for row in part),
-                "equal": all(row.equal for row in part),
-            }
-        )
-    return rows
+    parts: dict[str, list[Check]] = {}
+    for row in scope.comparisons:
+        parts.setdefault(row.component, []).append(row)
+    return [
+        {
+            "component": name,
+            "measured_sops": sum(row.measured for row in part),
+            "analytical_sops": sum(row.analytical for row in part),
+            "dense_macs": sum(row.dense_macs for row in part),
+            "must_equal": all(row.must_equal for row in part),
+            "equal": all(row.equal for row in part),
+        }
+        for name, part in parts.items()
+    ]
 
 
 def _assert_equal(scopes: Sequence[Scope], name: str) -> None:
@@ -340,14 +326,15 @@ def _alternatives(run: Run, options: Options) -> list[dict[str, Any]]:
     base = total(measured_lines(activity, costs, options.hops))
     ac, mac = costs.price("ac"), costs.price("mac")
     square = int(activity.sops_unmasked.sum()) - int(activity.sops["coincidence"].sum())
-    skipped = sum(int((activity.sops[name] - activity.additions[name]).sum()) for name in LAYER_COMPONENTS)
+    skipped = sum(int((sops - activity.additions[name]).sum()) for name, sops in activity.sops.items())
     head = activity.macs["head"] - activity.macs["head_active"]
+    added = "only accumulations that change a sum: both spikes of a coincidence, set bits of a value"
     rows = [
         ("unmasked", "coincidences over the whole sequence, as a square product counts them", square * ac),
-        ("additions", "only accumulations that change a sum: both spikes of a coincidence, set bits of a value",
-         -skipped * ac),
-        ("active_head", "head rows of neurons that never fired are skipped", -head * mac),
-    ]  # fmt: skip
+        ("additions", added, -skipped * ac),
+    ]
+    if run.shape.readout == "rate":  # a head that reads the residual stream has no silent rows
+        rows.append(("active_head", "head rows of neurons that never fired are skipped", -head * mac))
     return [
         {"name": name, "meaning": meaning, "energy_pj": base + change, "change_pj": change}
         for name, meaning, change in rows
@@ -358,22 +345,21 @@ def _memory(scopes: Sequence[Scope], options: Options) -> dict[str, Any]:
     whole = scopes[-1]
     dense = opt_bytes(options.teacher, whole.tokens, whole.keys)
     student = sum(whole.bytes.values()) if whole.bytes is not None else None
-    levels = []
-    for level in memory_levels().values():
-        levels.append(
-            {
-                "level": level.name,
-                "title": level.title,
-                "pj_per_byte": level.pj_per_byte,
-                "energy_pj": None if student is None else student * level.pj_per_byte,
-                "energy_per_token_pj": None if student is None else _per(student * level.pj_per_byte, whole.tokens),
-                "teacher_energy_pj": sum(dense.values()) * level.pj_per_byte,
-                "chosen": level.name == options.memory.name,
-            }
-        )
+    levels = [
+        {
+            "level": level.name,
+            "title": level.title,
+            "pj_per_byte": level.pj_per_byte,
+            "energy_pj": None if student is None else student * level.pj_per_byte,
+            "energy_per_token_pj": None if student is None else _per(student * level.pj_per_byte, whole.tokens),
+            "teacher_energy_pj": sum(dense.values()) * level.pj_per_byte,
+            "chosen": level.name == options.memory.name,
+        }
+        for level in MEMORY.values()
+    ]
     return {
         "level": options.memory.name,
-        "citation": memory_citation(),
+        "citation": MEMORY_CITATION,
         "included_in_energy": False,
         "bytes": whole.bytes,
         "total_bytes": student,
@@ -421,17 +407,23 @@ def _sensitivity(
     return {"rate": by_rate, "num_steps": by_steps, "context": by_context}
 
 
-def _not_costed(scopes: Sequence[Scope], options: Options) -> list[dict[str, Any]]:
+def _not_costed(shape: ModelShape, scope: Scope, options: Options) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     hops = options.hops
     for event in options.costs.missing:
         # How many hops there are is known only when their mean was given.
         unknown = event.startswith("hop") and not hops.east_west and not hops.north_south
-        number = None if unknown else count(scopes[-1].lines, event)
+        number = None if unknown else count(scope.lines, event)
         rows.append({"what": f"{EVENTS[event]}: no price in this table", "count": number})
     priced = [event for event in ("hop_ew", "hop_ns") if event in options.costs.prices_pj]
     if priced and not hops.east_west and not hops.north_south:
         rows.append({"what": "hops between tiles: set --hops to cost them, placement is not known here", "count": None})
+    if shape.residual_write == "current":
+        writes = 2 * shape.hidden_size * shape.num_hidden_layers * shape.num_steps * scope.tokens
+        rows.append({"what": "shift of a sublayer's sum and its addition to the residual stream", "count": writes})
+    if shape.distances:
+        pairs = shape.num_attention_heads * shape.num_hidden_layers * shape.num_steps * scope.keys
+        rows.append({"what": "addition of the distance bias to a pair's current", "count": pairs})
     memory = f"memory traffic: reported on its own line ({options.memory.name}), not part of the energy above"
     return [*rows, {"what": memory, "count": None}, *({"what": what, "count": None} for what in NOT_COSTED)]
 

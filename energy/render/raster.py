@@ -78,10 +78,8 @@ def mask_png(bits: Array) -> bytes:
 
     header = struct.pack(">IIBBBBB", width, height, 1, 3, 0, 0, 0)
     palette, alpha = chunk(b"PLTE", bytes([0, 0, 0, 0, 0, 0])), chunk(b"tRNS", bytes([0, 255]))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + palette + alpha + chunk(b"IDAT", zlib.compress(raw, 9))
-        + chunk(b"IEND", b"")
-    )  # fmt: skip
+    pixels = chunk(b"IDAT", zlib.compress(raw, 9))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + palette + alpha + pixels + chunk(b"IEND", b"")
 
 
 def _evenly(number: int, most: int) -> Array:

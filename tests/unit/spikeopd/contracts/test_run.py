@@ -7,8 +7,8 @@ import json
 
 import numpy as np
 import pytest
-from energy_runs import make_run, write_run
-from random_models import random_shape
+from random_models import PLUS, random_shape
+from random_runs import EXAMPLE, example_run, make_run, write_run
 
 from spikeopd.contracts import LAYER_COMPONENTS, LAYER_SITES
 from spikeopd.contracts.run import load_run, parse_run
@@ -42,6 +42,23 @@ def test_good_runs_are_read(tmp_path) -> None:
     assert run.keys_unmasked() == 6 * 6 + 5 * 5
     for width in (None, 8):
         parse_run(make_run(random_shape(width=width), prompts=(3, 1, 2), generated=(0, 1, 4)), "shape")
+
+
+def test_the_second_form_is_read_and_bound() -> None:
+    """Its own sites and components, and no others; the version must be one that can say what the model is."""
+    raw = make_run(random_shape(**PLUS), prompts=(4, 3), generated=(3, 3), drive=2.0)
+    run = parse_run(raw, "x")
+    assert raw["schema"] == "spikeopd.run/2" and run.shape == random_shape(**PLUS)
+    activity = run.activity()
+    assert not {"o", "y"} & set(activity.spikes) and "residual" not in activity.sops
+    for name in ("output", "ffn_out"):
+        broken = copy.deepcopy(raw)
+        broken["phases"]["prompt"]["sops"][name] = bump(raw["phases"]["prompt"]["sops"][name])
+        with pytest.raises(InputError, match=f"phases.prompt.sops.{name}"):
+            parse_run(broken, "x")
+    with pytest.raises(InputError, match="field 'schema': version 1 has the paper's block alone"):
+        parse_run(raw | {"schema": "spikeopd.run/1"}, "x")
+    assert parse_run(RUN | {"schema": "spikeopd.run/2"}, "x").shape.paper_block
 
 
 def test_an_interrupted_run_is_valid() -> None:
@@ -186,9 +203,7 @@ def test_unreadable_files(tmp_path) -> None:
 
 
 def test_the_packaged_example_is_what_the_oracle_makes() -> None:
-    from make_example_run import TARGET, example_run
-
-    assert json.loads(TARGET.read_text()) == json.loads(json.dumps(example_run()))
+    assert json.loads(EXAMPLE.read_text()) == json.loads(json.dumps(example_run()))
 
 
 @pytest.mark.parametrize("backend", ["dense", pytest.param("event", marks=pytest.mark.slow)])

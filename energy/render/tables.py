@@ -1,103 +1,92 @@
-"""Tables with units, and the tables of a report. Every renderer prints these, so all formats show the same numbers."""
+"""What stands in a report: its first lines, its tables, its tidy CSV. Every format shows these, so all agree."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from energy.costs import EVENTS, cost_tables, memory_citation, memory_levels
-from energy.report import COMPONENT_TITLES
+from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION
+from energy.render.document import Document
+from energy.render.table import Column, Table, Unit, significant, unit_of
+from spikeopd.tables import comma_separated
 
-Kind = Literal["text", "int", "count", "energy", "bytes", "rate", "ratio", "percent", "number", "tenth", "exact"]
-_SCALES: dict[str, tuple[tuple[float, str], ...]] = {
-    "energy": ((1.0, "pJ"), (1e3, "nJ"), (1e6, "µJ"), (1e9, "mJ"), (1e12, "J")),
-    "count": ((1.0, "1"), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")),
-    "bytes": ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB")),
+COMPONENT_TITLES = {
+    "embed": "embedding",
+    "qkv": "QKV",
+    "coincidence": "coincidence (QK)",
+    "av": "attention sum (AV)",
+    "output": "output projection",
+    "residual": "residual gains",
+    "ffn_in": "FFN in",
+    "ffn_out": "FFN out",
+    "head": "head",
+    "neurons": "neuron updates",
+    "routing": "spike delivery",
 }
-_UNITS = {"text": "", "int": "1", "rate": "spikes/neuron/step", "ratio": "×", "percent": "%", "number": "1",
-          "tenth": "1", "exact": "1"}  # fmt: skip
-DASH = "–"
+BOTH_WAYS = ("horowitz45", "loihi")  # tables that often disagree about who is cheaper: a report never shows one alone
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column: the row's key, its label and what kind of quantity it is. `unit` overrides the kind's own."""
-
-    key: str
-    label: str
-    kind: Kind = "text"
-    unit: str | None = None
+def report_unit(report: dict[str, Any]) -> Unit:
+    """The one unit of all energies a person sees in this report."""
+    return unit_of("energy", report["summary"][-1]["energy_per_token_pj"])
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of raw values in base units (pJ, bytes, plain counts) with the scale each column is shown in."""
-
-    name: str
-    title: str
-    columns: tuple[Column, ...]
-    rows: Sequence[dict[str, Any]]
-    note: str = ""
-    one_unit: bool = False  # all energy columns share one unit
-
-    def scale(self, column: Column) -> tuple[float, str]:
-        """Divisor and unit of a column, chosen by its largest value so that all its rows share one unit."""
-        if column.unit is not None:
-            return 1.0, column.unit
-        if column.kind not in _SCALES:
-            return 1.0, _UNITS[column.kind]
-        units = _SCALES[column.kind]
-        keys = [c.key for c in self.columns if c.kind == column.kind] if self.one_unit else [column.key]
-        values = [row.get(key) for row in self.rows for key in keys]
-        largest = max((abs(value) for value in values if value is not None), default=0.0)
-        return next((unit for unit in reversed(units) if largest >= unit[0]), units[0])
-
-    def header(self, column: Column) -> str:
-        unit = self.scale(column)[1]
-        return f"{column.label} [{unit}]" if unit else column.label
-
-    def cell(self, row: dict[str, Any], column: Column) -> str:
-        value = row.get(column.key)
-        if value is None:
-            return DASH
-        if column.kind == "text":
-            return str(value)
-        if column.kind == "int":
-            return f"{int(value):,}"
-        if column.kind in ("tenth", "exact"):
-            text = f"{value:,.1f}"
-            return text if column.kind == "tenth" else text.removesuffix(".0")
-        if column.kind == "percent":
-            return significant(100 * value, 3)
-        return significant(value / self.scale(column)[0])
+def headline(report: dict[str, Any]) -> list[str]:
+    """What the report is of, under which prices, and that other prices say something else."""
+    source, costs, model = report["source"], report["costs"], report["model"]
+    kind = "counted on the {backend} backend" if source["kind"] == "run" else "estimated from firing rates"
+    state = "" if source["complete"] else " (run interrupted; the tokens that were fed are counted)"
+    prices = ", ".join(f"{event} {value:g} pJ" for event, value in costs["prices_pj"].items())
+    return [
+        f"Energy of {source['name']}, {kind.format(**source)}{state}",
+        f"model: {_shape(model)}; teacher: {report['teacher']['name']}",
+        f"costs: {costs['name']}, {costs['node_nm']:g} nm: {prices}",
+        f"source: {costs['citation']}",
+        *(
+            f"{event}: {note}; the teacher too, so the ratio mixes two nodes"
+            for event, note in costs["price_notes"].items()
+        ),
+        "teacher/student: " + both_ways(report),
+        "arithmetic on counted events, not power measured on hardware"
+        if source["kind"] == "run"
+        else "arithmetic on given rates; nothing was counted, and no power was measured",
+    ]
 
 
-def significant(value: float, digits: int = 4) -> str:
-    """A plain decimal with `digits` significant figures; whole numbers below 10^6 keep all of theirs."""
-    if value == 0:
-        return "0"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{int(value):,}"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    rounded = round(value, places)
-    if abs(rounded) >= 1e15 or abs(rounded) < 1e-6:
-        return f"{value:.{digits - 1}e}"
-    return f"{rounded:,.{max(places, 0)}f}"
+def _shape(model: dict[str, Any]) -> str:
+    sizes = (
+        f"{model['num_hidden_layers']} layers, d {model['hidden_size']}, FFN {model['ffn_dim']}, "
+        f"vocabulary {model['vocab_size']}, T_s {model['num_steps']}"
+    )
+    form = []
+    if model.get("residual_write") == "current":
+        form.append("current write")
+    if model.get("readout") == "residual":
+        form.append("residual readout")
+    if model.get("distances"):
+        form.append(f"distance bias {model['distances']}")
+    return ", ".join([sizes, *form])
+
+
+def both_ways(report: dict[str, Any]) -> str:
+    """Teacher over student under the chosen table and under those of `BOTH_WAYS`."""
+    rows = [row for row in report["prices"] if row["chosen"] or row["table"] in BOTH_WAYS]
+    ratios = [(row["teacher_over_student"], row["table"]) for row in sorted(rows, key=lambda row: not row["chosen"])]
+    return ", ".join(f"{'–' if ratio is None else significant(ratio)} × under {name}" for ratio, name in ratios)
 
 
 def report_tables(report: dict[str, Any]) -> list[Table]:
     """The tables of one report, most wanted first."""
     measured = report["source"]["kind"] == "run"
-    tables = [_summary(report, measured), _components(report, measured)]
+    tables = [_summary(report, measured), _components(report, measured), _prices(report)]
     if measured:
         tables.append(_checks(report))
     tables += [_layers(report), _memory(report), _break_even(report), *_sensitivity(report)]
     if report["alternatives"]:
         tables.append(_alternatives(report))
     tables.append(_not_costed(report))
-    return tables
+    return [replace(table, energy_unit=report_unit(report)) for table in tables]
 
 
 def _summary(report: dict[str, Any], measured: bool) -> Table:
@@ -119,7 +108,7 @@ def _summary(report: dict[str, Any], measured: bool) -> Table:
     ]
     note = "Energy: counted events times their price. Analytical: f_r·T_s·FLOPs from the unrounded rates."
     if not measured:
-        note = "Analytical estimate f_r·T_s·FLOPs from given rates; nothing was measured."
+        note = "Analytical estimate f_r·T_s·FLOPs from given rates; nothing was counted."
     return Table("summary", "Energy", tuple(columns), report["summary"], note)
 
 
@@ -133,9 +122,27 @@ def _components(report: dict[str, Any], measured: bool) -> Table:
         Column("share", "Share", "percent"),
     ]
     if measured:
-        columns += [Column("analytical_energy_pj", "Analytical", "energy"), Column("relation", "Measured = analytical")]
+        columns += [Column("analytical_energy_pj", "Analytical", "energy"), Column("relation", "Counted = analytical")]
     rows = [row | {"title": COMPONENT_TITLES[row["component"]]} for row in report["components"]]
     return Table("components", "By component", tuple(columns), rows)
+
+
+def _prices(report: dict[str, Any]) -> Table:
+    columns = (
+        Column("table", "Prices"),
+        Column("node_nm", "Node", "number", "nm"),
+        Column("energy_per_token_pj", "Student per token", "energy"),
+        Column("teacher_energy_per_token_pj", "Teacher per token", "energy"),
+        Column("teacher_over_student", "Teacher/student", "ratio"),
+        Column("mark", "Chosen"),
+        Column("title", "What"),
+    )
+    rows = [row | {"mark": "yes" if row["chosen"] else ""} for row in report["prices"]]
+    note = (
+        "Above 1 the student is cheaper. A spiking chip pays for every synaptic operation and neuron update; its table "
+        "prices the teacher's MACs on a 45 nm host."
+    )
+    return Table("prices", "The same events under other prices", columns, rows, note)
 
 
 def _checks(report: dict[str, Any]) -> Table:
@@ -160,7 +167,7 @@ def _checks(report: dict[str, Any]) -> Table:
         "A query spike at position i meets i + 1 keys, so the masked coincidences differ from mean rate × pairs by how "
         "the rate varies with position; everything else must agree to the last operation."
     )
-    return Table("checks", "Measured against analytical", columns, rows, note)
+    return Table("checks", "Counted against analytical", columns, rows, note)
 
 
 def _layers(report: dict[str, Any]) -> Table:
@@ -174,7 +181,7 @@ def _layers(report: dict[str, Any]) -> Table:
         Column("energy_per_token_pj", "Per token", "energy"),
     )
     rows = [row | row["components_pj"] for row in report["layers"]]
-    return Table("layers", "By layer", columns, rows, one_unit=True)
+    return Table("layers", "By layer", columns, rows)
 
 
 def _memory(report: dict[str, Any]) -> Table:
@@ -217,11 +224,10 @@ def _sensitivity(report: dict[str, Any]) -> list[Table]:
         "num_steps": (Column("num_steps", "T_s", "int", "steps"),),
         "context": (Column("context", "Context", "int", "tokens"),),
     }
-    titles = {"rate": "Sensitivity to the firing rate", "num_steps": "Sensitivity to T_s",
-              "context": "Sensitivity to the context"}  # fmt: skip
+    titles = {"rate": "the firing rate", "num_steps": "T_s", "context": "the context"}
     note = "Analytical, with the firing rates of this report held fixed."
     return [
-        Table(f"sensitivity_{name}", titles[name], (*first[name], *shared), rows, note)
+        Table(f"sensitivity_{name}", f"Sensitivity to {titles[name]}", (*first[name], *shared), rows, note)
         for name, rows in report["sensitivity"].items()
     ]
 
@@ -241,7 +247,7 @@ def _not_costed(report: dict[str, Any]) -> Table:
 
 
 def compare_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows of `comparison.compare`: one model each."""
+    """Rows of `comparison.compare_rows`: one model each."""
     columns = (
         Column("name", "Model"),
         Column("parameters", "Scale", "count"),
@@ -254,12 +260,13 @@ def compare_table(rows: Sequence[dict[str, Any]]) -> Table:
         Column("relative", "Relative to first", "ratio"),
         Column("basis", "Basis"),
     )
-    return Table("compare", "Comparison", columns, rows)
+    smallest = min((row["energy_per_token_pj"] for row in rows if row["energy_per_token_pj"]), default=None)
+    return Table("compare", "Comparison", columns, rows, energy_unit=unit_of("energy", smallest))
 
 
-def cost_tables_tables() -> list[Table]:
+def costs_document() -> Document:
     """Prices by table and event, where they come from, and the memory levels."""
-    known = list(cost_tables().values())
+    known = list(COSTS.values())
     prices = [
         {"event": event, "what": what} | {table.name: table.prices_pj.get(event) for table in known}
         for event, what in EVENTS.items()
@@ -290,10 +297,27 @@ def cost_tables_tables() -> list[Table]:
         Column("verified", "Verified"),
         Column("notes", "Notes"),
     )
-    levels = [{"name": m.name, "title": m.title, "price": m.pj_per_byte} for m in memory_levels().values()]
+    levels = [{"name": m.name, "title": m.title, "price": m.pj_per_byte} for m in MEMORY.values()]
     memory = (Column("name", "Level"), Column("title", "What"), Column("price", "Price", "number", "pJ/byte"))
-    return [
+    tables = (
         Table("prices", "Prices", columns, prices),
         Table("sources", "Sources", described, sources),
-        Table("memory", "Memory", memory, levels, memory_citation()),
-    ]
+        Table("memory", "Memory", memory, levels, MEMORY_CITATION),
+    )
+    return Document(("Cost tables", "an event without a price is reported as not costed, never as free"), tables)
+
+
+def report_csv(report: dict[str, Any]) -> str:
+    """Tidy: one row per phase, component, layer and event, with the analytical count beside the counted one."""
+    matrix = {(row["scope"], row["component"], row["layer"]): row for row in report["matrix"]}
+    counted = ["phase", "component", "layer", "event", "count [1]", "price [pJ]", "energy [pJ]"]
+    estimated = ["rate [spikes/neuron/step]", "dense_macs [1]", "analytical_count [1]"]
+
+    def rows() -> Iterator[list[Any]]:
+        for line in report["lines"]:
+            match = matrix.get((line["scope"], line["component"], line["layer"])) if line["event"] == "ac" else None
+            extra = [match[key] for key in ("rate", "dense_macs", "analytical")] if match else [None] * 3
+            keys = ("scope", "component", "layer", "event", "count", "price_pj", "energy_pj")
+            yield [*(line[key] for key in keys), *extra]
+
+    return comma_separated(counted + estimated, rows())

@@ -9,19 +9,17 @@ import pytest
 
 from energy.flops import (
     SPIKEGPT,
+    dense_shape,
     keys_of_sequence,
-    keys_seen,
-    layer_macs,
     load_shape,
     opt_bytes,
     opt_macs,
     opt_parameters,
     opt_shape,
-    outer_macs,
-    parse_shape,
     published_name,
 )
-from spikeopd.contracts import ModelShape
+from spikeopd.contracts import ModelShape, parse_shape
+from spikeopd.contracts.topology import layer_macs, outer_macs
 from spikeopd.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -137,7 +135,8 @@ def test_parameters_match_the_model(shape: ModelShape) -> None:
 def test_published_shapes(name: str, parameters: int) -> None:
     shape = opt_shape(f"facebook/{name}")
     assert opt_parameters(shape) == parameters
-    assert published_name(shape) == name
+    student = dataclasses.replace(shape, num_steps=4, residual_write="current", readout="residual", distances=64)
+    assert published_name(shape) == published_name(student) == name and dense_shape(student) == shape
 
 
 def test_one_layer_by_hand() -> None:
@@ -146,6 +145,8 @@ def test_one_layer_by_hand() -> None:
     assert layer_macs(shape, 2, 3) == {
         "qkv": 2 * 48, "coincidence": 12, "av": 12, "output": 2 * 16, "residual": 2 * 8, "ffn_in": 48, "ffn_out": 48,
     }  # fmt: skip
+    current = dataclasses.replace(shape, residual_write="current")
+    assert layer_macs(current, 2, 3) == {name: n for name, n in layer_macs(shape, 2, 3).items() if name != "residual"}
     assert outer_macs(shape, 2) == {"embed": 0, "head": 80}
     assert outer_macs(ModelShape(4, 1, 2, 6, 10, 8, 4, 3), 1) == {"embed": 12, "head": 12 + 30}
 
@@ -153,7 +154,7 @@ def test_one_layer_by_hand() -> None:
 def test_keys_in_closed_form() -> None:
     for start in range(4):
         for tokens in range(5):
-            assert keys_of_sequence(tokens, start) == keys_seen(range(start, start + tokens))
+            assert keys_of_sequence(tokens, start) == sum(i + 1 for i in range(start, start + tokens))
 
 
 def test_teacher_bytes_by_hand() -> None:
