@@ -47,7 +47,7 @@ def lif(
     """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned.
 
     unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are
-    multiples of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates and the membrane has 24 bits.
+    multiples of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates, membranes have 24 bits.
     """
     if unit is not None:
         unit = unit.to(current.dtype).expand_as(threshold)
