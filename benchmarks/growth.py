@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from random_models import random_model, random_shape  # noqa: E402
 
-from neuro_sim.engine import EventDecoder  # noqa: E402
+from neuro_sim.event.engine import EventDecoder  # noqa: E402
 
 
 def cost(width: int, layers: int, context: int, rounds: int, batch: int = 1) -> tuple[float, float]:

@@ -21,9 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from random_models import random_model, random_shape  # noqa: E402
+from random_models import PLUS, random_model, random_shape  # noqa: E402
 
-from neuro_sim.engine import EventDecoder  # noqa: E402
+from neuro_sim.event.engine import EventDecoder  # noqa: E402
 from neuro_sim.lava.decoder import LavaDecoder  # noqa: E402
 from spikeopd.contracts import SpikeModel  # noqa: E402
 from spikeopd.errors import CheckFailed, run_command  # noqa: E402
@@ -36,11 +36,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def make_model(layers: int, width: int, positions: int) -> SpikeModel:
+def make_model(layers: int, width: int, positions: int, block: str) -> SpikeModel:
     heads = max(1, width // 64) if width != GOAL_SHAPE["heads"] * GOAL_SHAPE["head_dim"] else GOAL_SHAPE["heads"]
-    shape = random_shape(
-        heads=heads, head_dim=width // heads, layers=layers, ffn=4 * width, vocab=1024, positions=positions
-    )
+    sizes = dict(heads=heads, head_dim=width // heads, layers=layers, ffn=4 * width, vocab=1024, positions=positions)
+    shape = random_shape(**sizes, **(PLUS if block == "plus" else {}))
     return random_model(shape, seed=layers + width)
 
 
@@ -120,6 +119,7 @@ def body(argv: Sequence[str] | None) -> int:
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 4, 12])
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 768])
     parser.add_argument("--granularity", nargs="+", choices=["fused", "graph"], default=["fused", "graph"])
+    parser.add_argument("--block", choices=["paper", "plus"], default="paper", help="form of the block (default paper)")
     parser.add_argument("--tokens", type=int, default=32, help="tokens per round (default 32)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the best counts (default 3)")
     parser.add_argument("--json", type=Path, help="also write the rows and the machine to this file")
@@ -128,13 +128,14 @@ def body(argv: Sequence[str] | None) -> int:
     print("  ".join(f"{name:>{width}}" for name, width in COLUMNS))
     for layers in options.layers:
         for width in options.widths:
-            model = make_model(layers, width, positions=options.tokens + 1)
+            model = make_model(layers, width, options.tokens + 1, options.block)
             for granularity in options.granularity:
                 rows.append(measure(model, granularity, options.tokens, options.rounds))
                 print(show(rows[-1]), flush=True)
     if options.json:
         machine = {"cores": os.cpu_count(), "python": sys.version.split()[0], "numpy": np.__version__}
-        write_json(options.json, {"tokens": options.tokens, "rounds": options.rounds, "machine": machine, "rows": rows})
+        setup = {"block": options.block, "tokens": options.tokens, "rounds": options.rounds, "machine": machine}
+        write_json(options.json, setup | {"rows": rows})
     return 0
 
 

@@ -21,7 +21,7 @@ def main() -> None:
     from decode_worker import peak_bytes, resident_bytes
     from random_models import random_model
 
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=sorted(OPT_SHAPES))

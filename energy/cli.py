@@ -121,7 +121,7 @@ def _report(arguments: argparse.Namespace) -> None:
     from energy.raster import raster_html
     from energy.render import render_report
     from energy.report import report_rates, report_run
-    from energy.runs import load_run
+    from spikeopd.contracts.run import load_run
 
     raster = ""
     if arguments.run is not None:
@@ -170,8 +170,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     from energy.comparison import compare
     from energy.render import render_tables
     from energy.report import report_run
-    from energy.runs import load_run
     from energy.tables import compare_table
+    from spikeopd.contracts.run import load_run
 
     runs = []
     for item in arguments.runs:

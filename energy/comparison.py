@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from energy.costs import CostTable
-from energy.flops import SPIKEGPT, SpikeGPTShape, opt_macs, opt_parameters, parse_shape
-from spikeopd.contracts import ModelShape
+from energy.flops import SPIKEGPT, SpikeGPTShape, opt_macs, opt_parameters
+from spikeopd.contracts import ModelShape, parse_shape
 
 
 def student_row(report: dict[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
+from spikeopd.contracts import ModelShape, parse_shape
+from spikeopd.contracts.topology import layer_macs, outer_macs
 from spikeopd.errors import InputError
 from spikeopd.files import find_model
 
@@ -76,52 +76,6 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
     return parse_shape(raw, str(path), num_steps)
 
 
-def parse_shape(raw: Any, where: str, num_steps: int | None = None) -> ModelShape:
-    """Sizes named as in OPTConfig, at the top level or under `model`, `shape` or `shapes`."""
-    if not isinstance(raw, dict):
-        raise InputError(f"{where}: expected a JSON object")
-    outer = raw
-    for key in ("model", "shape", "shapes"):
-        if "hidden_size" not in raw and isinstance(raw.get(key), dict):
-            raw = raw[key]
-    steps = num_steps if num_steps is not None else raw.get("num_steps", outer.get("num_steps"))
-    if steps is None:
-        raise InputError(
-            f"{where}: field 'num_steps' is missing; say with --num-steps how many steps T_s a token takes"
-        )
-    values = {name: raw.get(name) for name in ModelShape.__dataclass_fields__} | {"num_steps": steps}
-    if values["word_embed_proj_dim"] is None:
-        values["word_embed_proj_dim"] = values["hidden_size"]
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise InputError(f"{where}: field {name!r} must be a whole number from 1 to 2^31, got {value!r}")
-    shape = ModelShape(**values)
-    if shape.hidden_size % shape.num_attention_heads:
-        raise InputError(f"{where}: hidden_size {shape.hidden_size} is not a multiple of num_attention_heads")
-    return shape
-
-
-def layer_macs(shape: ModelShape, tokens: int, keys: int) -> dict[str, int]:
-    """MACs of one layer over `tokens` tokens that look at `keys` keys in total."""
-    d, f = shape.hidden_size, shape.ffn_dim
-    return {
-        "qkv": 3 * d * d * tokens,
-        "coincidence": d * keys,
-        "av": d * keys,
-        "output": d * d * tokens,
-        "residual": 2 * d * tokens,
-        "ffn_in": d * f * tokens,
-        "ffn_out": f * d * tokens,
-    }
-
-
-def outer_macs(shape: ModelShape, tokens: int) -> dict[str, int]:
-    """MACs of the dense parts around the layers: the factorised embedding and the head."""
-    d, w = shape.hidden_size, shape.word_embed_proj_dim
-    factor = d * w if shape.factorised else 0
-    return {"embed": factor * tokens, "head": (factor + w * shape.vocab_size) * tokens}
-
-
 def keys_seen(positions: Iterable[int]) -> int:
     """Keys causality allows: the token at position i sees i + 1."""
     return sum(position + 1 for position in positions)
@@ -135,7 +89,7 @@ def keys_of_sequence(tokens: int, start: int = 0) -> int:
 def opt_macs(shape: ModelShape, tokens: int, keys: int) -> dict[str, int]:
     """MACs of the whole dense transformer by component (all layers together). OPT's residual adds, so it has none."""
     one = layer_macs(shape, tokens, keys)
-    inner = {name: shape.num_hidden_layers * one[name] for name in LAYER_COMPONENTS if name != "residual"}
+    inner = {name: shape.num_hidden_layers * one[name] for name in shape.layer_components if name != "residual"}
     return inner | outer_macs(shape, tokens)
 
 

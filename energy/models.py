@@ -21,8 +21,8 @@ import numpy as np
 
 from energy.costs import CostTable
 from energy.flops import layer_macs, outer_macs
-from energy.runs import Array, PerToken, Run
-from spikeopd.contracts import EMBED_SITE, LAYER_COMPONENTS, LAYER_SITES, Activity, ModelShape
+from spikeopd.contracts import EMBED_SITE, LAYER_COMPONENTS, LAYER_SITES, Activity, Array, ModelShape
+from spikeopd.contracts.run import PerToken, Run
 
 Key = TypeVar("Key")
 # Rates per component, one per layer: spikes of the driving neurons per neuron and step.

@@ -8,48 +8,25 @@ from __future__ import annotations
 
 import base64
 import html
-import re
 import struct
-import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from energy.runs import Array
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES, ModelShape, ordered_sites
+from spikeopd.contracts import Array, ModelShape, load_trace
+from spikeopd.contracts.trace import SiteKey, site_order
 from spikeopd.errors import InputError
 from spikeopd.files import sha256
 
-_NAME = re.compile(r"^(\d+)/(?:(\d+)\.)?(\w+)$")
-_DRAWN = {EMBED_SITE, *LAYER_SITES} - {"a"}
 _MOST_NEURONS, _MOST_STEPS = 256, 2048
 
 
-def load_trace(path: Path) -> dict[tuple[int, str], Array]:
+def load_groups(path: Path) -> dict[SiteKey, Array]:
     """Spikes of every fixed-size group: (layer, site) -> bool [steps, neurons], one sequence after the other."""
-    parts: dict[tuple[int, str], list[tuple[int, Array]]] = {}
-    try:
-        if not zipfile.is_zipfile(path):  # numpy would read a single array too, and say odd things of an empty file
-            raise InputError(f"trace {path}: {'not an .npz file' if path.is_file() else 'there is no such file'}")
-        with np.load(path, allow_pickle=False) as archive:
-            for name in archive.files:
-                match = _NAME.match(name)
-                if match is None or match[3] not in _DRAWN:
-                    continue
-                spikes = np.asarray(archive[name], dtype=bool)
-                if spikes.ndim != 3:
-                    raise InputError(f"trace {path}: array {name!r} has {spikes.ndim} axes, expected [tokens, T_s, n]")
-                layer = -1 if match[2] is None else int(match[2])
-                rows = spikes.reshape(-1, spikes.shape[-1])
-                parts.setdefault((layer, match[3]), []).append((int(match[1]), rows))
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise InputError(f"cannot read the trace {path} that the run names: {error}") from error
-    order = {key: place for place, key in enumerate(ordered_sites(1 + max((layer for layer, _ in parts), default=0)))}
-    return {
-        key: np.concatenate([rows for _, rows in sorted(parts[key], key=lambda part: part[0])])
-        for key in sorted(parts, key=lambda key: order[key])
-    }
+    traces = load_trace(path, attention=False)
+    keys = sorted({key for trace in traces for key in trace.sites}, key=site_order)
+    return {key: np.concatenate([rows for trace in traces for rows in trace.sites.get(key, ())]) for key in keys}
 
 
 def raster_html(path: Path, shape: ModelShape, expected: str | None = None) -> str:
@@ -59,7 +36,7 @@ def raster_html(path: Path, shape: ModelShape, expected: str | None = None) -> s
     """
     if expected is not None and path.is_file() and sha256(path) != expected:
         raise InputError(f"trace {path}: not the one this run recorded; another run has written it since")
-    groups = load_trace(path)
+    groups = load_groups(path)
     if not groups:
         return ""
     options, boxes = [], []

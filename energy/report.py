@@ -30,8 +30,8 @@ from energy.models import (
     token_energies,
     total,
 )
-from energy.runs import PHASES, Run
 from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
+from spikeopd.contracts.run import PHASES, Run
 from spikeopd.errors import CheckFailed
 
 SCHEMA = "spikeopd.energy/1"

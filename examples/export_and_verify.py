@@ -8,10 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from neuro_sim.bundle import load_bundle
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from spikeopd.contracts import SpikeTrace, first_difference
+from spikeopd.contracts.bundle import load_bundle
 
 with tempfile.TemporaryDirectory() as folder:
     bundle = Path(folder) / "bundle"

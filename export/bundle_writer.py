@@ -16,9 +16,9 @@ from typing import Any, Literal
 import h5py
 
 from export.nir_graph import Location, Neuron, Profile, build_graph
-from neuro_sim.bundle import MANIFEST, array_specs, read_manifest
 from spikeopd import __version__
-from spikeopd.contracts import BUNDLE_SCHEMA, SpikeModel
+from spikeopd.contracts import SpikeModel
+from spikeopd.contracts.bundle import MANIFEST, array_specs, bundle_schema, read_manifest
 from spikeopd.errors import InputError, cannot_write
 from spikeopd.files import check_new_directory, new_directory, sha256, write_json
 
@@ -111,7 +111,7 @@ def _write(model: SpikeModel, folder: Path, options: BundleOptions) -> dict[str,
     if options.tokenizer is not None:
         shutil.copyfile(options.tokenizer, folder / "tokenizer.json")
     manifest: dict[str, Any] = {
-        "schema": BUNDLE_SCHEMA,
+        "schema": bundle_schema(model.shape),
         "target": options.target,
         **details,
         "precision": model.precision,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.bundle import SPECIAL_TOKENS
+from spikeopd.contracts.bundle import SPECIAL_TOKENS
 from spikeopd.errors import InputError
 from spikeopd.files import find_model
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from export.loihi import SOURCES, Core, Limits
-from neuro_sim.bundle import PROJECTIONS
-from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, SpikeModel
+from spikeopd.contracts import MEMBRANE_MAX, SpikeModel, projections
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def membranes_hold_thresholds(design: Design) -> list[Violation]:
         return []
     found = []
     for index, layer in enumerate(design.model.layers):
-        for site in LAYER_SITES:
+        for site in design.model.shape.layer_sites:
             values = layer.sites[site]
             largest = int(max(np.abs(values.threshold).max(), np.abs(values.bias).max()))
             if largest > MEMBRANE_MAX:
@@ -85,7 +84,7 @@ def sums_cannot_saturate(design: Design) -> list[Violation]:
         return []
     found = []
     for index, layer in enumerate(design.model.layers):
-        for name, site in PROJECTIONS.items():
+        for name, site in ((c.name, c.target) for c in projections(design.model.shape)):
             weights, shift = getattr(layer, name).astype(np.int64), layer.sites[site].shift
             bias = layer.sites[site].bias
             reach = max(

@@ -13,11 +13,11 @@ from typing import Any
 import h5py
 
 from export.nir_graph import Location
-from neuro_sim.bundle import PROJECTIONS, model_arrays
-from spikeopd.contracts import EMBED_SITE, Layer, Site, SpikeModel
+from spikeopd.contracts import EMBED_SITE, RESIDUAL, Layer, Site, SpikeModel, projections
+from spikeopd.contracts.bundle import model_arrays
 from spikeopd.files import write_json
 
-GRAPH_SCHEMA = "spikeopd.lava-graph/1"
+GRAPH_SCHEMA = "spikeopd.lava-graph"  # version 1: the paper's block; 2: any form
 PACKAGE = "neuro_sim.lava.processes"
 ARRAYS, GRAPH = "arrays.h5", "graph.json"
 
@@ -50,10 +50,13 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
             }
         )
 
+    def bias(site: Site, array: str) -> Any:
+        return _array(f"{array}.bias") if site.bias.any() else 0
+
     def neurons(name: str, site: Site, array: str) -> None:
         parameters = {
             "threshold": _array(f"{array}.threshold"),
-            "bias": _array(f"{array}.bias") if site.bias.any() else 0,
+            "bias": bias(site, array),
             "shift": site.shift,
             "decay": int(model.decay),
             "num_steps": steps,
@@ -63,10 +66,17 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
 
     def layer(index: int, values: Layer, x: str, h: str) -> tuple[str, str]:
         name = f"layer{index}"
-        for weight, site in PROJECTIONS.items():
+        for connection in projections(shape):
+            weight, site, kind = connection.name, connection.target, "synapse.Projection"
             fan_in, fan_out = getattr(values, weight).shape
-            parameters = {"weights": _array(f"layers.{index}.{weight}")}
-            process(f"{name}.{weight}", "synapse.Projection", parameters, s_in=("in", fan_in), a_out=("out", fan_out))
+            parameters: dict[str, Any] = {"weights": _array(f"layers.{index}.{weight}")}
+            if site == RESIDUAL:
+                end, kind = "o" if weight == "w_o" else "y", "synapse.CurrentWrite"
+                parameters |= {key: _array(f"layers.{index}.{key}_{end}") for key in ("shift", "bias")}
+            process(f"{name}.{weight}", kind, parameters, s_in=("in", fan_in), a_out=("out", fan_out))
+            if site == RESIDUAL:
+                connections.append((f"{name}.{weight}.a_out", f"{name}.add_{end}.a_in"))
+                continue
             neurons(f"{name}.s_{site}", values.sites[site], f"layers.{index}.{site}")
             connections.append((f"{name}.{weight}.a_out", f"{name}.s_{site}.a_in"))
         a, r = values.sites["a"], values.sites["r"]
@@ -79,13 +89,17 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
             "num_steps": steps,
             "capacity": shape.max_position_embeddings,
         }
+        if not shape.paper_block:
+            parameters |= {"map_bias": bias(a, f"layers.{index}.a"), "value_bias": bias(r, f"layers.{index}.r")}
         ends = {"q_in": ("in", d), "k_in": ("in", d), "v_in": ("in", d), "s_out": ("out", d)}
         process(f"{name}.attention", "attention.SpikingAttention", parameters, **ends)
-        for gain, station in (("gain_o", "add_o"), ("gain_y", "add_y")):
-            gains = {"gain": _array(f"layers.{index}.{gain}")}
-            process(f"{name}.{gain}", "synapse.OneToOneGain", gains, s_in=("in", d), a_out=("out", d))
+        spikes = shape.residual_write == "spike"
+        for end in "oy":
+            if spikes:
+                gains = {"gain": _array(f"layers.{index}.gain_{end}")}
+                process(f"{name}.gain_{end}", "synapse.OneToOneGain", gains, s_in=("in", d), a_out=("out", d))
             ends = {"h_in": ("in", d), "a_in": ("in", d), "h_out": ("out", d)}
-            process(f"{name}.{station}", "synapse.Residual", {"shape": [d]}, **ends)
+            process(f"{name}.add_{end}", "synapse.Residual", {"shape": [d]}, **ends)
         for site in ("x", "h"):
             neurons(f"{name}.s_{site}", values.sites[site], f"layers.{index}.{site}")
         wires = [
@@ -103,7 +117,7 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
             (f"{name}.gain_y.a_out", f"{name}.add_y.a_in"),
             (f"{name}.add_y.h_out", f"{name}.s_h.a_in"),
         ]
-        connections.extend(wires)
+        connections.extend(wire for wire in wires if spikes or not any(".gain_" in end for end in wire))
         return f"{name}.s_h.s_out", f"{name}.add_y.h_out"
 
     process("injector", "host.EmbeddingInjector", {"shape": [d], "num_steps": steps}, a_out=("out", d))
@@ -112,10 +126,11 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
     x, h = "s_embed.s_out", "injector.a_out"
     for index, values in enumerate(model.layers):
         x, h = layer(index, values, x, h)
-    process("readout", "host.RateReadout", {"shape": [d], "num_steps": steps}, s_in=("in", d))
-    connections.append((x, "readout.s_in"))
+    kind, end, source = ("RateReadout", "s_in", x) if shape.readout == "rate" else ("ResidualReadout", "h_in", h)
+    process("readout", f"host.{kind}", {"shape": [d], "num_steps": steps}, **{end: ("in", d)})
+    connections.append((source, f"readout.{end}"))
     return {
-        "schema": GRAPH_SCHEMA,
+        "schema": f"{GRAPH_SCHEMA}/{1 if shape.paper_block else 2}",
         "precision": model.precision,
         "steps_per_token": steps,
         "arrays": ARRAYS,

@@ -10,8 +10,8 @@ from typing import Any
 
 from export.design_rules import Design, Violation, check_all
 from export.loihi import SOURCES, Core, Limits, cache_bytes, place
-from neuro_sim.bundle import load_bundle, manifest_shape, read_manifest
 from spikeopd.contracts import SpikeModel
+from spikeopd.contracts.bundle import load_bundle, manifest_shape, read_manifest
 from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write, check_writable
 from spikeopd.files import write_bytes
 

@@ -15,12 +15,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.contracts import DECAY_BITS, WEIGHT_SHIFT, Site, SpikeModel
+from spikeopd.contracts import DECAY_BITS, RESIDUAL, WEIGHT_SHIFT, ModelShape, Site, SpikeModel, projections
 
 Array = NDArray[Any]
 
-CHAINS = {"q": ["w_q"], "k": ["w_k"], "v": ["w_v"], "o": ["w_o"], "ffn": ["w_1", "w_2"]}
-SITES = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o", "w_1": "f", "w_2": "y"}
 THRESHOLD_MAX = (1 << 17) - 1  # lava.proc.lif: vth is an unsigned 17-bit integer, shifted left by 6
 BIAS_LIMIT = 1 << 12  # bias_mant is signed 13 bit; netx sets bias_exp = 6
 CANNOT = (
@@ -28,18 +26,35 @@ CANNOT = (
     "one threshold per neuron: netx has one per block, so weights were rescaled and rounded again",
     "attention, K/V cache, residual stream, embedding and head",
 )
+CURRENT_WRITE = (
+    "w_o and w_2: they add to the residual stream without a neuron, so there is no o chain and the ffn chain ends at f"
+)
+FFN = ("w_1", "w_2")
+
+
+def spiking_weights(shape: ModelShape) -> dict[str, str]:
+    """Weight matrices that end in neurons, with their sites."""
+    return {connection.name: connection.target for connection in projections(shape) if connection.target != RESIDUAL}
+
+
+def chains(shape: ModelShape) -> dict[str, list[str]]:
+    """Stacks of weights with nothing but neurons between and behind them: q, k, v, o (where it has neurons), ffn."""
+    named: dict[str, list[str]] = {}
+    for weight in spiking_weights(shape):
+        named.setdefault("ffn" if weight in FFN else weight.removeprefix("w_"), []).append(weight)
+    return named
 
 
 def write_netx(model: SpikeModel, folder: Path) -> dict[str, Any]:
     """Write netx_layerNNN_CHAIN.h5 for every chain; return the report's section."""
-    files = {}
+    files, sites = {}, spiking_weights(model.shape)
     for index, layer in enumerate(model.layers):
-        for chain, weights in CHAINS.items():
+        for chain, weights in chains(model.shape).items():
             name = f"netx_layer{index:03d}_{chain}.h5"
             with h5py.File(folder / name, "w") as file:
                 losses = [
                     _write_block(
-                        file.create_group(f"layer/{place}"), getattr(layer, weight), layer.sites[SITES[weight]], model
+                        file.create_group(f"layer/{place}"), getattr(layer, weight), layer.sites[sites[weight]], model
                     )
                     for place, weight in enumerate(weights)
                 ]
@@ -48,7 +63,8 @@ def write_netx(model: SpikeModel, folder: Path) -> dict[str, Any]:
                 "relative_weight_error": max(loss[0] for loss in losses),
                 "clipped_biases": sum(loss[1] for loss in losses),
             }
-    return {"files": files, "cannot_express": list(CANNOT)}
+    left_out = [] if model.shape.residual_write == "spike" else [CURRENT_WRITE]
+    return {"files": files, "cannot_express": [*CANNOT, *left_out]}
 
 
 def common_threshold(weight: Array, site: Site) -> tuple[Array, Array, int]:

@@ -21,8 +21,8 @@ import nir
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.bundle import PROJECTIONS, model_arrays
-from spikeopd.contracts import DECAY_BITS, EMBED_SITE, Site, SpikeModel
+from spikeopd.contracts import DECAY_BITS, EMBED_SITE, Site, SpikeModel, projections
+from spikeopd.contracts.bundle import model_arrays
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
@@ -207,8 +207,8 @@ def _blocks(b: _Builder, model: SpikeModel, neuron: Neuron, index: int, streams:
 
     def project(weight: str, source: str) -> str:
         """Weights of a projection, then its neurons."""
-        site = PROJECTIONS[weight]
-        return fire(site, [_projection(b, index, weight, getattr(layer, weight), layer.sites[site], source)])
+        site = targets[weight]
+        return fire(site, [_projection(b, index, weight, getattr(layer, weight), site, layer.sites[site], source)])
 
     def add(stream: str, gain: str, values: Array, source: str) -> str:
         """Residual stream plus a one-to-one synapse."""
@@ -216,6 +216,7 @@ def _blocks(b: _Builder, model: SpikeModel, neuron: Neuron, index: int, streams:
         b.locate(f"layers.{index}.{gain}", branch, "scale")
         return b.add("residual", nir.Scale(np.ones(values.shape, np.float32)), stream, branch)
 
+    targets = {connection.name: connection.target for connection in projections(model.shape)}
     tokens = range(len(streams))
     x = [_neuron(b, "input", before[1], model, neuron, [stream], before[0]) for stream in streams]
     q = [project("w_q", x[i]) for i in tokens]
@@ -248,13 +249,13 @@ def _head_matrix(model: SpikeModel) -> Array:
     return np.repeat(np.eye(model.shape.num_attention_heads, dtype=dtype), model.shape.head_dim, axis=1)
 
 
-def _projection(b: _Builder, index: int, label: str, weight: Array, site: Site, source: str) -> str:
+def _projection(b: _Builder, index: int, label: str, weight: Array, target: str, site: Site, source: str) -> str:
     """Affine where a bias exists, else Linear: readers are known to drop an Affine's bias (nirtorch 2.6 does)."""
     stored = np.ascontiguousarray(weight.T)
     if site.bias.any():
         bias = site.bias.astype(np.float32) / np.float32(1 << site.shift)
         name = b.add(label, nir.Affine(stored, bias), source)
-        b.locate(f"layers.{index}.{PROJECTIONS[label]}.bias", name, "bias", transform="weight_units")
+        b.locate(f"layers.{index}.{target}.bias", name, "bias", transform="weight_units")
     else:
         name = b.add(label, nir.Linear(stored), source)
     b.locate(f"layers.{index}.{label}", name, "weight", transposed=True)

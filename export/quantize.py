@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from neuro_sim.bundle import PROJECTIONS, site_shift
 from spikeopd.contracts import (
     COUNT_SHIFT,
     DECAY_BITS,
@@ -36,7 +35,10 @@ from spikeopd.contracts import (
     Precision,
     Site,
     SpikeModel,
+    projections,
+    site_shift,
 )
+from spikeopd.contracts.topology import SIZES
 from spikeopd.errors import InputError
 from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM, SpikeLinear
 
@@ -75,7 +77,7 @@ class Lowered:
 
 def model_shape(model: BiSpikCLMForCausalLM) -> ModelShape:
     config = model.config
-    return ModelShape(**{name: int(getattr(config, name)) for name in ModelShape.__dataclass_fields__})
+    return ModelShape(**{name: int(getattr(config, name)) for name in SIZES})
 
 
 @torch.no_grad()
@@ -94,7 +96,7 @@ def lower(
     residual = _residual_site(config.threshold, config.hidden_size, errors)
     layers = []
     for index, block in enumerate(core.layers):
-        layers.append(_lower_block(block, index, residual, clips or {}, errors))
+        layers.append(_lower_block(block, index, model_shape(model), residual, clips or {}, errors))
     head = _lower_head(model, row_unit, errors)
     spike_model = SpikeModel(
         shape=model_shape(model),
@@ -112,16 +114,22 @@ def lower(
 
 
 def _lower_block(
-    block: BiSpikCLMBlock, index: int, residual: Site, clips: Mapping[str, Array], errors: list[TensorError]
+    block: BiSpikCLMBlock,
+    index: int,
+    shape: ModelShape,
+    residual: Site,
+    clips: Mapping[str, Array],
+    errors: list[TensorError],
 ) -> Layer:
     head_dim = block.config.hidden_size // block.config.num_attention_heads
     weights, sites = {}, {}
-    for name, site in PROJECTIONS.items():
+    for connection in projections(shape):
+        name, site = connection.name, connection.target
         label = f"layers.{index}.{name}"
         module: SpikeLinear = getattr(block, MODULES[name])
         weight, bias = _on_grid(module)
         weights[name], sites[site] = quantize_projection(
-            weight, bias, block.config.threshold, label, errors, clips.get(label)
+            weight, bias, block.config.threshold, label, f"layers.{index}.{site}.bias", errors, clips.get(label)
         )
     count_unit = 1 << COUNT_SHIFT
     threshold_a, threshold_r = _numpy(block.log_threshold_a.exp()), _numpy(block.log_threshold_r.exp())
@@ -138,7 +146,13 @@ def _lower_block(
 
 
 def quantize_projection(
-    weight: Array, bias: Array, threshold: float, label: str, errors: list[TensorError], clip: Array | None = None
+    weight: Array,
+    bias: Array,
+    threshold: float,
+    label: str,
+    bias_label: str,
+    errors: list[TensorError],
+    clip: Array | None = None,
 ) -> tuple[Array, Site]:
     """weight [out, in] and bias [out] to int8 [in, out] and the site that absorbs the scales."""
     largest = np.abs(weight).max(1).astype(np.float64)
@@ -156,7 +170,7 @@ def quantize_projection(
     )
     clipped = int((np.abs(exact) > WEIGHT_MAX + 0.5).sum())
     _note(errors, label, weight, rounded * columns, clipped, adapted)
-    _note(errors, f"{label.rsplit('.', 1)[0]}.{PROJECTIONS[label.rsplit('.', 1)[1]]}.bias", bias, site.bias / unit)
+    _note(errors, bias_label, bias, site.bias / unit)
     return np.ascontiguousarray(rounded.astype(np.int8).T), site
 
 
@@ -249,7 +263,7 @@ def _mantissas(values: Array) -> tuple[Array, int]:
 
 def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
     config, core, norm = model.config, model.model, model.model.final_layer_norm
-    d = config.hidden_size
+    d, shape = config.hidden_size, model_shape(model)
     head_dim = d // config.num_attention_heads
 
     def flat(values: Array, site: str, bias: Array | None = None) -> Site:
@@ -260,7 +274,8 @@ def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
 
     def layer(block: BiSpikCLMBlock) -> Layer:
         weights, sites = {}, {}
-        for name, site in PROJECTIONS.items():
+        for connection in projections(shape):
+            name, site = connection.name, connection.target
             weight, bias = _on_grid(getattr(block, MODULES[name]))
             weights[name] = np.ascontiguousarray(weight.T)
             sites[site] = flat(np.full(len(bias), config.threshold), site, bias)

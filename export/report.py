@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from export.quantize import TensorError
-from neuro_sim.bundle import array_specs
 from spikeopd.contracts import SpikeModel
+from spikeopd.contracts.bundle import array_specs
 
 REPORT_SCHEMA = "spikeopd.export-report/1"
 

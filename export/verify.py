@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from export.reference import TorchReference
-from neuro_sim.bundle import load_bundle, model_arrays
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import SpikeModel, SpikeTrace, equal_share, first_difference
+from spikeopd.contracts.bundle import load_bundle, model_arrays
 from spikeopd.errors import CheckFailed
 
 

@@ -95,11 +95,12 @@ class _AddPrompt(argparse.Action):
 
 def _main(argv: Sequence[str] | None) -> int:
     args = build_parser().parse_args(argv)
-    from neuro_sim.bundle import load_bundle, manifest_shape, read_manifest
     from neuro_sim.decode import Sampling, check_prompts, generate
     from neuro_sim.display import Display, put, status_line
     from neuro_sim.raster import parse_sites
-    from neuro_sim.runfile import build_run, bundle_identity, saturations, write_run
+    from neuro_sim.runfile import build_run, bundle_identity, saturations
+    from spikeopd.contracts import write_run
+    from spikeopd.contracts.bundle import load_bundle, manifest_shape, read_manifest
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed, args.max_new_tokens)
     if args.threads is not None and not 1 <= args.threads <= MAX_THREADS:
@@ -111,7 +112,7 @@ def _main(argv: Sequence[str] | None) -> int:
     _check_outputs(args)
     manifest = read_manifest(args.bundle)
     special = _special_tokens(manifest)
-    wanted = parse_sites(args.trace, manifest_shape(manifest).num_hidden_layers) if args.trace else frozenset()
+    wanted = parse_sites(args.trace, manifest_shape(manifest)) if args.trace else frozenset()
     text = _read_tokenizer(Path(args.bundle), args)
     prompts = _read_prompts(args, text, special["bos"])
     started = time.perf_counter()
@@ -287,7 +288,7 @@ def _open_backend(model: SpikeModel, args: argparse.Namespace, stack: ExitStack)
 
 
 def _event_decoder(model: SpikeModel, threads: int | None, stack: ExitStack) -> Decoder:
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
 
     try:
         engine = EventDecoder(model, threads=threads)
@@ -339,7 +340,8 @@ def _write_traces(
     text: Text,
 ) -> InputError | None:
     """Write spikes and picture. What went wrong comes back, so that the run itself is written first."""
-    from neuro_sim.raster import SelectedTrace, plot_raster, save_trace
+    from neuro_sim.raster import SelectedTrace, plot_raster
+    from spikeopd.contracts import save_trace
 
     chosen = []
     for trace in traces:

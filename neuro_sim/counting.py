@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, ordered_sites
+from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, connections, ordered_sites
+from spikeopd.contracts.topology import outer_macs
 
 Array = NDArray[Any]
 SiteKey = tuple[int, str]
@@ -37,10 +38,10 @@ class EventCounter:
     def count(self, spikes: Mapping[SiteKey, Array], saturations: Mapping[SiteKey, Array]) -> Activity:
         """Activity of the next token. spikes: bool [T_s, n] per (layer, site), `a` head-major; saturations: [T_s]."""
         model, shape = self.model, self.model.shape
-        activity = Activity.zeros(shape.num_hidden_layers, shape.num_steps)
+        activity = Activity.zeros(shape)
         activity.tokens = 1
         totals: dict[SiteKey, Array] = {}
-        for key in ordered_sites(shape.num_hidden_layers):
+        for key in ordered_sites(shape):
             layer, site = max(key[0], 0), key[1]
             totals[key] = spikes[key].sum(-1)
             activity.spikes[site][layer] = totals[key]
@@ -49,7 +50,8 @@ class EventCounter:
         for index in range(shape.num_hidden_layers):
             self._count_layer(activity, index, spikes, totals)
         last = spikes[shape.num_hidden_layers - 1, "h"] if shape.num_hidden_layers else spikes[-1, EMBED_SITE]
-        _count_host(activity, model, int(last.any(0).sum()))
+        # A head that reads the residual stream has no silent rows.
+        _count_host(activity, model, int(last.any(0).sum()) if shape.readout == "rate" else shape.hidden_size)
         self.position += 1
         return activity
 
@@ -57,23 +59,14 @@ class EventCounter:
         self, activity: Activity, index: int, spikes: Mapping[SiteKey, Array], totals: Mapping[SiteKey, Array]
     ) -> None:
         shape, layer = self.model.shape, self.model.layers[index]
-        previous: SiteKey = (index - 1, "h") if index else (-1, EMBED_SITE)
-        projections = {
-            "qkv": (previous, (layer.w_q, layer.w_k, layer.w_v)),
-            "output": ((index, "r"), (layer.w_o,)),
-            "ffn_in": ((index, "x"), (layer.w_1,)),
-            "ffn_out": ((index, "f"), (layer.w_2,)),
-        }
-        for component, (driver, weights) in projections.items():
-            fan_out = sum(weight.shape[1] for weight in weights)
-            activity.sops[component][index] = totals[driver] * fan_out
-            activity.additions[component][index] = activity.sops[component][index]
-            rows = int(spikes[driver].any(0).sum())
-            activity.bytes[component] += rows * sum(weight.shape[1] * weight.itemsize for weight in weights)
-        for site, gain in (("o", layer.gain_o), ("y", layer.gain_y)):
-            activity.sops["residual"][index] += totals[index, site]
-            activity.additions["residual"][index] += totals[index, site]
-            activity.bytes["residual"] += int(spikes[index, site].any(0).sum()) * gain.itemsize
+        for connection in connections(shape):
+            if connection.fan_out is None or connection.component == "av":  # these read the cache, below
+                continue
+            component, driver = connection.component, connection.driver_of(index)
+            activity.sops[component][index] += totals[driver] * connection.fan_out
+            activity.additions[component][index] += totals[driver] * connection.fan_out
+            row_bytes = connection.fan_out * getattr(layer, connection.name).itemsize
+            activity.bytes[component] += int(spikes[driver].any(0).sum()) * row_bytes
 
         steps, heads, context = shape.num_steps, shape.num_attention_heads, self.position + 1
         q, k, v = (spikes[index, site] for site in "qkv")
@@ -92,14 +85,12 @@ class EventCounter:
 
 
 def _count_host(activity: Activity, model: SpikeModel, active: int) -> None:
-    """Dense work outside the blocks. active: neurons of the last layer that spiked at all."""
+    """Dense work outside the blocks. active: inputs of the head that are not silent."""
     shape, table = model.shape, model.embedding.table
-    d, width = shape.hidden_size, shape.word_embed_proj_dim
-    outputs = width if shape.factorised else shape.vocab_size
+    width = shape.word_embed_proj_dim
     tail = shape.vocab_size * width if shape.factorised else 0
-    activity.macs["embed"] += width * d if shape.factorised else 0
-    activity.macs["head"] += d * outputs + tail
-    activity.macs["head_active"] += active * outputs + tail
-    activity.bytes["head"] += (active * outputs + tail) * table.itemsize
-    activity.bytes["embed"] += width * table.itemsize + d * model.embedding.position.itemsize
-    activity.bytes["embed"] += width * d * table.itemsize if shape.factorised else 0
+    activity.macs |= outer_macs(shape, 1)
+    activity.macs["head_active"] = active * (width if shape.factorised else shape.vocab_size) + tail
+    activity.bytes["head"] = activity.macs["head_active"] * table.itemsize
+    activity.bytes["embed"] = (width + activity.macs["embed"]) * table.itemsize
+    activity.bytes["embed"] += shape.hidden_size * model.embedding.position.itemsize

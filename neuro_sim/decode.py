@@ -72,11 +72,7 @@ class Result:
     @property
     def activity(self) -> Activity:
         """All events of the run."""
-        layers, steps = self.phases["prompt"].sops_unmasked.shape
-        total = Activity.zeros(layers, steps)
-        for phase in PHASES:
-            total.add(self.phases[phase])
-        return total
+        return Activity.total(self.phases[phase] for phase in PHASES)
 
 
 Notify = Callable[[Result, int, int | None], None]  # result so far, sequence, new token (None: prompt progress)
@@ -157,7 +153,7 @@ def generate(
     sampling = sampling or Sampling()
     check_prompts(decoder.model, prompts)
     shape = decoder.model.shape
-    empty = [Activity.zeros(shape.num_hidden_layers, shape.num_steps) for _ in PHASES]
+    empty = [Activity.zeros(shape) for _ in PHASES]
     columns = ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")
     result = Result(
         sequences=[Generated(list(prompt)) for prompt in prompts],

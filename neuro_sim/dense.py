@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.fixed_point import run_site
-from spikeopd.contracts import EMBED_SITE, Activity, Layer, SpikeModel, SpikeTrace, head_logits
+from spikeopd.contracts import EMBED_SITE, Activity, Layer, Site, SpikeModel, SpikeTrace, head_logits
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
@@ -27,12 +27,12 @@ class DenseDecoder:
         # Sums, like membranes, must be exact: int64 for integers, float32 as the exported model has it.
         self._wide: Any = np.int64 if model.precision == "int8" else np.float32
         head, wide = model.head, np.int64 if model.precision == "int8" else np.float64
-        if head.project_out is None:
-            assert head.gamma is not None
+        self._head_rows: Array | None = None  # None: the identity
+        if head.gamma is not None:
             self._head_rows = np.multiply(model.embedding.table.T, head.gamma[:, None], dtype=wide)  # [d, vocab]
-        else:
+        elif head.project_out is not None:
             self._head_rows = head.project_out.astype(wide)  # [d, w]
-        self._head_sums = self._head_rows.sum(0)
+        self._head_sums = 1.0 if self._head_rows is None else self._head_rows.sum(0)
         self.reset()
 
     def reset(self) -> None:
@@ -48,14 +48,14 @@ class DenseDecoder:
             raise InputError(f"token {token} is outside the vocabulary of {shape.vocab_size}")
         if self.position >= shape.max_position_embeddings:
             raise InputError(f"the context is full: {self.position} tokens is this model's limit")
-        activity = Activity.zeros(shape.num_hidden_layers, shape.num_steps)
+        activity = Activity.zeros(shape)
         activity.tokens = 1
         current = model.embedding.current(token, self.position)
         residual = np.repeat(current[None].astype(self._wide), shape.num_steps, 0)  # h, [T_s, d]
         spikes = self._fire(activity, -1, EMBED_SITE, residual)
         for index, layer in enumerate(model.layers):
             spikes, residual = self._block(activity, index, layer, spikes, residual)
-        logits = self._head(activity, spikes)
+        logits = self._head(activity, (spikes if shape.readout == "rate" else residual).sum(0))
         width, d = shape.word_embed_proj_dim, shape.hidden_size
         activity.macs["embed"] += width * d if shape.factorised else 0
         item = model.embedding.table.itemsize
@@ -74,12 +74,10 @@ class DenseDecoder:
         self.keys[index].append(k)
         self.values[index].append(v)
         r = self._attend(activity, index, q)
-        o = self._fire(activity, index, "o", self._project(activity, index, "output", r, layer.w_o))
-        residual = self._add_gain(activity, index, residual, o, layer.gain_o)
+        residual = self._write(activity, index, "o", "output", r, residual)
         x_mid = self._fire(activity, index, "x", residual)
         f = self._fire(activity, index, "f", self._project(activity, index, "ffn_in", x_mid, layer.w_1))
-        y = self._fire(activity, index, "y", self._project(activity, index, "ffn_out", f, layer.w_2))
-        residual = self._add_gain(activity, index, residual, y, layer.gain_y)
+        residual = self._write(activity, index, "y", "ffn_out", f, residual)
         return self._fire(activity, index, "h", residual), residual
 
     def _attend(self, activity: Activity, index: int, q: Array) -> Array:
@@ -91,7 +89,7 @@ class DenseDecoder:
         counts = (queries[:, None] & keys).sum(-1)  # C: [T_s, context, heads]
         counts = counts.transpose(0, 2, 1).reshape(shape.num_steps, heads * context)
         site = self.model.layers[index].sites["a"]
-        a = self._fire(activity, index, "a", counts, threshold=np.repeat(site.threshold, context))
+        a = self._fire(activity, index, "a", counts, spread_map(site, context))
         pairs = a.reshape(shape.num_steps, heads, context).transpose(0, 2, 1)
         z = (pairs[..., None] & values).sum(1).reshape(shape.num_steps, shape.hidden_size)
         q_spikes, a_spikes = q.sum(-1), a.sum(-1)
@@ -104,10 +102,8 @@ class DenseDecoder:
         activity.bytes["kv_read"] += context * row_bits // 8 + int(a_spikes.sum()) * head_dim // 8
         return self._fire(activity, index, "r", z)
 
-    def _fire(
-        self, activity: Activity, layer: int, site: str, currents: Array, threshold: Array | None = None
-    ) -> Array:
-        spikes, saturations = run_site(currents, self.model.site(layer, site), self.model.decay, threshold)
+    def _fire(self, activity: Activity, layer: int, site: str, currents: Array, neurons: Site | None = None) -> Array:
+        spikes, saturations = run_site(currents, neurons or self.model.site(layer, site), self.model.decay)
         row = max(layer, 0)
         activity.spikes[site][row] += spikes.sum(-1)
         activity.cells[site][row] += spikes.shape[-1]
@@ -125,23 +121,45 @@ class DenseDecoder:
         activity.bytes[component] += rows * weight.shape[1] * weight.itemsize
         return np.asarray(spikes.astype(self._wide) @ weight.astype(self._wide))
 
+    def _write(self, activity: Activity, index: int, site: str, component: str, spikes: Array, h: Array) -> Array:
+        """h plus what a sublayer adds: spikes of `site` times gains, or its shifted sums themselves."""
+        layer = self.model.layers[index]
+        sums = self._project(activity, index, component, spikes, layer.w_o if site == "o" else layer.w_2)
+        if self.model.shape.residual_write == "spike":
+            gain = layer.gain_o if site == "o" else layer.gain_y
+            assert gain is not None
+            return self._add_gain(activity, index, h, self._fire(activity, index, site, sums), gain)
+        shift, bias = (layer.shift_o, layer.bias_o) if site == "o" else (layer.shift_y, layer.bias_y)
+        assert bias is not None
+        return np.asarray(h + (sums if shift is None else sums << shift) + bias)
+
     def _add_gain(self, activity: Activity, layer: int, residual: Array, spikes: Array, gain: Array) -> Array:
         activity.sops["residual"][layer] += spikes.sum(-1)
         activity.additions["residual"][layer] += spikes.sum(-1)
         activity.bytes["residual"] += int(spikes.any(0).sum()) * gain.itemsize
         return np.asarray(residual + spikes * gain.astype(self._wide))
 
-    def _head(self, activity: Activity, spikes: Array) -> Array:
+    def _head(self, activity: Activity, counts: Array) -> Array:
         shape = self.model.shape
-        counts = spikes.sum(0)
-        active = int((counts > 0).sum())
-        width = self._head_rows.shape[1]
+        active = int((counts > 0).sum()) if shape.readout == "rate" else shape.hidden_size
+        width = shape.word_embed_proj_dim if shape.factorised else shape.vocab_size
         item = self.model.embedding.table.itemsize
         dense_tail = shape.vocab_size * shape.word_embed_proj_dim if shape.factorised else 0
         activity.macs["head"] += shape.hidden_size * width + dense_tail
         activity.macs["head_active"] += active * width + dense_tail
         activity.bytes["head"] += (active * width + dense_tail) * item
-        return head_logits(self.model, counts, counts @ self._head_rows, self._head_sums)
+        accumulated = counts if self._head_rows is None else counts @ self._head_rows
+        return head_logits(self.model, counts, accumulated, self._head_sums)
+
+
+def spread_map(site: Site, context: int) -> Site:
+    """The map's neurons, one per head and key: thresholds per head, biases per head and distance to the query."""
+    if site.bias.ndim == 1:
+        bias = np.repeat(site.bias, context)
+    else:
+        distance = np.minimum(np.arange(context)[::-1], site.bias.shape[1] - 1)
+        bias = site.bias[:, distance].reshape(-1)
+    return Site(np.repeat(site.threshold, context), bias, site.shift)
 
 
 def unmasked_coincidences(activity: Activity, context: int) -> Array:

@@ -39,14 +39,10 @@ def step_float(
     return membrane, membrane >= threshold, 0
 
 
-def run_site(currents: Array, site: Site, decay: float, threshold: Array | None = None) -> tuple[Array, Array]:
-    """All T_s steps of a group of neurons from rest. currents [T_s, n] -> spikes bool [T_s, n], saturations [T_s].
-
-    `threshold` overrides the site's where it must be spread (attention: one per head, neurons per pair).
-    """
-    threshold = site.threshold if threshold is None else threshold
-    integer = site.threshold.dtype.kind == "i"
-    bias = site.bias if site.bias.shape == threshold.shape else np.zeros_like(threshold)
+def run_site(currents: Array, site: Site, decay: float) -> tuple[Array, Array]:
+    """All T_s steps of a group of neurons from rest. currents [T_s, n] -> spikes bool [T_s, n], saturations [T_s]."""
+    threshold, bias = site.threshold, site.bias
+    integer = threshold.dtype.kind == "i"
     membrane = np.zeros(currents.shape[1], np.int64 if integer else np.float32)
     spikes = np.zeros(currents.shape[1], bool)
     fired, saturated = [], []

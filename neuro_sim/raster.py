@@ -1,4 +1,4 @@
-"""Spike traces of chosen sites as a file (.npz) and as a picture."""
+"""Spike traces of chosen sites, and as a picture."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES, SpikeTrace, ordered_sites
+from spikeopd.contracts import EMBED_SITE, Array, ModelShape, SpikeTrace, ordered_sites
+from spikeopd.contracts.trace import site_name, stack_tokens
 from spikeopd.errors import BackendMissing, ConfigError, InputError
 from spikeopd.files import write_bytes
 
-Array = NDArray[Any]
 MAX_PANELS = 12
 MAX_STEPS_SHOWN = 1024
 
@@ -31,9 +29,9 @@ class SelectedTrace(SpikeTrace):
             super().add(layer, site, spikes)
 
 
-def parse_sites(text: str, num_layers: int) -> frozenset[tuple[int, str]]:
+def parse_sites(text: str, shape: ModelShape) -> frozenset[tuple[int, str]]:
     """`all`, or a comma list of `embed` and `LAYER.SITE`, where either part may be `*`: `0.q,*.h`."""
-    known = set(ordered_sites(num_layers))
+    known = set(ordered_sites(shape))
     chosen: set[tuple[int, str]] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         if item == "all":
@@ -46,63 +44,12 @@ def parse_sites(text: str, num_layers: int) -> frozenset[tuple[int, str]]:
             if not dot or not found:
                 raise ConfigError(
                     f"trace site {item!r} does not exist; name all, embed, or LAYER.SITE with layers 0 to "
-                    f"{num_layers - 1} (or *) and sites {', '.join(LAYER_SITES)} (or *)"
+                    f"{shape.num_hidden_layers - 1} (or *) and sites {', '.join(shape.layer_sites)} (or *)"
                 )
             chosen |= found
     if not chosen:
         raise ConfigError("no trace sites given; try --trace embed,0.q or --trace all")
     return frozenset(chosen)
-
-
-def site_name(layer: int, site: str) -> str:
-    return EMBED_SITE if layer < 0 else f"{layer}.{site}"
-
-
-def save_trace(path: Path | str, traces: Sequence[SpikeTrace], num_heads: int) -> Path:
-    """One array per sequence and site: bool [tokens, T_s, neurons]; the map `a` is [tokens, T_s, heads, tokens].
-
-    Names are `0/tokens`, `0/embed`, `0/3.q`: sequence, then site. Nothing in the file needs pickle.
-    """
-    arrays: dict[str, Array] = {}
-    for index, trace in enumerate(traces):
-        arrays[f"{index}/tokens"] = np.asarray(trace.tokens, np.int64)
-        for (layer, site), spikes in trace.sites.items():
-            arrays[f"{index}/{site_name(layer, site)}"] = _stack(site, spikes, num_heads)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return write_bytes(path, buffer.getvalue())
-
-
-def _stack(site: str, spikes: list[Array], num_heads: int) -> Array:
-    if site != "a":
-        return np.stack(spikes)
-    steps, tokens = spikes[0].shape[0], len(spikes)
-    result = np.zeros((tokens, steps, num_heads, tokens), bool)
-    for position, row in enumerate(spikes):
-        result[position, :, :, : position + 1] = row.reshape(steps, num_heads, position + 1)
-    return result
-
-
-def load_trace(path: Path | str) -> list[SpikeTrace]:
-    """Read what `save_trace` wrote."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a spike trace ({error})") from error
-    traces: dict[int, SpikeTrace] = {}
-    for name, values in arrays.items():
-        index, _, label = name.partition("/")
-        trace = traces.setdefault(int(index), SpikeTrace())
-        if label == "tokens":
-            trace.tokens = values.tolist()
-            continue
-        layer, site = (-1, label) if label == EMBED_SITE else (int(label.partition(".")[0]), label.partition(".")[2])
-        for position, spikes in enumerate(values):
-            if site == "a":
-                spikes = spikes[:, :, : position + 1].reshape(spikes.shape[0], -1)
-            trace.add(layer, site, spikes)
-    return [traces[index] for index in sorted(traces)]
 
 
 def plot_raster(path: Path | str, trace: SpikeTrace, num_heads: int, labels: Sequence[str] | None = None) -> Path:
@@ -122,7 +69,7 @@ def plot_raster(path: Path | str, trace: SpikeTrace, num_heads: int, labels: Seq
     figure, axes = pyplot.subplots(len(keys), 1, figsize=(10, 0.6 + 1.5 * len(keys)), sharex=True, squeeze=False)
     steps = trace.sites[keys[0]][0].shape[0]
     for axis, (layer, site) in zip(axes[:, 0], keys, strict=True):
-        stacked = _stack(site, trace.sites[layer, site], num_heads)
+        stacked = stack_tokens(site, trace.sites[layer, site], num_heads)
         image = stacked.reshape(stacked.shape[0] * steps, -1)[:MAX_STEPS_SHOWN].T
         axis.imshow(image, aspect="auto", interpolation="nearest", cmap="Greys", origin="lower", vmin=0, vmax=1)
         rate = np.mean([spikes.mean() for spikes in trace.sites[layer, site]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,12 +13,10 @@ import numpy as np
 
 from neuro_sim.decode import PHASES, Result, Sampling
 from spikeopd import __version__
-from spikeopd.contracts import RUN_SCHEMA, Activity, ModelShape, SpikeModel
-from spikeopd.errors import InputError
-from spikeopd.files import sha256, write_json
+from spikeopd.contracts import Activity, SpikeModel
+from spikeopd.contracts.run import run_schema
+from spikeopd.files import sha256
 
-STOPS = ("length", "eos", "context", "interrupted")
-SERIES = ("spikes", "sops", "macs", "bytes")
 AC_PJ, MAC_PJ = 0.9, 4.6  # 45 nm, Appendix E of the paper
 
 
@@ -43,7 +40,7 @@ def build_run(
 ) -> dict[str, Any]:
     """The run as plain data. Valid for an interrupted run too."""
     run: dict[str, Any] = {
-        "schema": RUN_SCHEMA,
+        "schema": run_schema(model.shape),
         "complete": result.complete,
         "backend": backend,
         "precision": model.precision,
@@ -74,70 +71,6 @@ def build_run(
         if trace_sha256 is not None:
             run["trace_sha256"] = trace_sha256
     return run
-
-
-def write_run(path: Path | str, run: dict[str, Any]) -> Path:
-    """Check and write; the old file or the new one is seen, never half."""
-    validate_run(run, str(path))
-    return write_json(path, run)
-
-
-def read_run(path: Path | str) -> dict[str, Any]:
-    """Read and check a run.json."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a readable run.json ({error})") from error
-    validate_run(data, str(path))
-    run: dict[str, Any] = data
-    return run
-
-
-def validate_run(data: Any, where: str) -> None:
-    """Raise InputError naming the first field of a run that is missing or contradicts another."""
-
-    def need(condition: bool, field: str, expected: str) -> None:
-        if not condition:
-            raise InputError(f"{where}: field {field!r}: expected {expected}")
-
-    need(isinstance(data, dict), "run", "an object")
-    need(data.get("schema") == RUN_SCHEMA, "schema", repr(RUN_SCHEMA))
-    need(isinstance(data.get("complete"), bool), "complete", "true or false")
-    need(data.get("backend") in ("event", "lava", "dense"), "backend", "event, lava or dense")
-    need(data.get("precision") in ("int8", "float32"), "precision", "int8 or float32")
-    for name in ("bundle", "model", "sampling", "phases", "per_token", "timing", "environment"):
-        need(isinstance(data.get(name), dict), name, "an object")
-    try:
-        shape = ModelShape(**data["model"])
-        phases = {phase: Activity.from_dict(data["phases"][phase]) for phase in PHASES}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: fields 'model' and 'phases': {error!r}") from error
-    size = (shape.num_hidden_layers, shape.num_steps)
-    for phase, activity in phases.items():
-        for site, spikes in activity.spikes.items():
-            rows = (1 if site == "embed" else size[0], size[1])
-            need(spikes.shape == rows, f"phases.{phase}.spikes.{site}", f"{rows[0]} x {rows[1]} counts")
-    sequences = data.get("sequences")
-    need(isinstance(sequences, list) and bool(sequences), "sequences", "a list of sequences")
-    for index, sequence in enumerate(sequences):
-        need(sequence.get("stopped") in STOPS, f"sequences[{index}].stopped", " or ".join(STOPS))
-        need(data["complete"] is False or sequence["stopped"] != "interrupted", "complete", "false when interrupted")
-    per_token = data["per_token"]
-    length = len(per_token.get("phase", ()))
-    for name in ("sequence", "position", "phase", *SERIES):
-        need(len(per_token.get(name, ())) == length, f"per_token.{name}", f"{length} entries")
-    for phase, activity in phases.items():
-        rows_of = [i for i, name in enumerate(per_token["phase"]) if name == phase]
-        need(activity.tokens == len(rows_of), f"phases.{phase}.tokens", f"{len(rows_of)}, as in per_token")
-        totals = {
-            "spikes": sum(int(v.sum()) for v in activity.spikes.values()),
-            "sops": sum(int(v.sum()) for v in activity.sops.values()),
-            "macs": activity.macs["embed"] + activity.macs["head"],
-            "bytes": sum(activity.bytes.values()),
-        }
-        for name, total in totals.items():
-            due = sum(per_token[name][i] for i in rows_of)
-            need(total == due, f"phases.{phase}.{name}", f"a total of {due}, as in per_token")
 
 
 def saturations(activity: Activity) -> int:

@@ -54,6 +54,22 @@ def synapse_sums(spikes: Array, matrix: Array) -> Array:
     return np.asarray(spikes.astype(matrix.dtype) @ matrix)
 
 
+def current_written(sums: Array, shift: Array, bias: Array) -> Array:
+    """What a sublayer adds to the residual stream directly: (sums << shift) + bias in int64, sums + bias in float32."""
+    if bias.dtype.kind == "f":
+        return np.asarray(sums + bias)
+    return np.asarray((sums.astype(np.int64) << shift) + bias)
+
+
+def distance_bias(bias: Array, context: int) -> Array:
+    """The map's biases for the newest of `context` positions: [heads, distances] -> [heads, context].
+
+    Key j is context - 1 - j tokens away; the last entry serves every larger distance.
+    """
+    away = np.arange(context - 1, -1, -1)
+    return np.asarray(bias[:, np.minimum(away, bias.shape[1] - 1)])
+
+
 def coincidences(q: Array, keys: Array, heads: int) -> Array:
     """C[h, j]: how many query bits meet a key bit. q bool [d], keys bool [context, d] -> int64 [heads, context]."""
     context = keys.shape[0]

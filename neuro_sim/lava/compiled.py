@@ -49,6 +49,13 @@ def project(spikes: Array, weights: Array, sums: Array) -> None:
 
 
 @_compile
+def write(h: Array, sums: Array, shift: Array, bias: Array) -> None:
+    """A current write: h (int64) grows by (sums << shift) + bias, per neuron."""
+    for i in range(h.size):
+        h[i] += (np.int64(sums[i]) << shift[i]) + bias[i]
+
+
+@_compile
 def _popcount(word: Any) -> Any:
     """Bits set in a uint64 (LLVM turns this into one instruction where there is one)."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
@@ -70,23 +77,35 @@ def pack(spikes: Array, words: Array) -> None:
 
 @_compile
 def attend(
-    q: Array, keys: Array, values: Array, v: Array, s: Array, threshold: Array, shift: int, decay: int, z: Array
+    q: Array,
+    keys: Array,
+    values: Array,
+    v: Array,
+    s: Array,
+    threshold: Array,
+    bias: Array,
+    shift: int,
+    decay: int,
+    z: Array,
 ) -> int:
     """Coincidences, S_A and the sum of values over all positions in `keys`, in one pass. Returns saturations of S_A.
 
     q uint64 [heads, words] and keys [context, heads, words] as `pack` makes them, values uint8 [context, d],
-    v and s [heads, capacity], threshold [heads]; z int32 [d] is filled.
+    v and s [heads, capacity], threshold [heads], bias [heads, distances], the last for all larger distances; z int32
+    [d] is filled.
     """
     heads, words = q.shape
+    newest, farthest = keys.shape[0] - 1, bias.shape[1] - 1
     width = z.size // heads
     hits = 0
     z[:] = 0
     for j in range(keys.shape[0]):
+        away = min(newest - j, farthest)
         for h in range(heads):
             count = 0
             for i in range(words):
                 count += _popcount(q[h, i] & keys[j, h, i])
-            wide = _next_membrane(v[h, j], s[h, j], count << shift, threshold[h], decay)
+            wide = _next_membrane(v[h, j], s[h, j], (count << shift) + bias[h, away], threshold[h], decay)
             new = min(max(wide, MEMBRANE_MIN), MEMBRANE_MAX)
             hits += new != wide
             v[h, j] = new
@@ -109,6 +128,7 @@ def warm_up() -> None:
     project(flags, weights, sums)
     weights.flags.writeable = False  # weights mapped from a bundle are read-only, which is another type to numba
     project(flags, weights, sums)
+    write(wide, sums, wide, wide)
     pack(flags, words)
     bits, state = np.zeros((1, 2), np.uint8), np.zeros((1, 2), np.int64)
-    attend(words, words[None], bits, state, np.zeros((1, 2), bool), wide[:1], 0, 0, sums)
+    attend(words, words[None], bits, state, np.zeros((1, 2), bool), wide[:1], state, 0, 0, sums)

@@ -130,18 +130,21 @@ class LavaDecoder:
 
 
 class _HostHead:
-    """Spike counts to logits, on the host. float64 products of these integers are exact (far below 2**53)."""
+    """What the readout summed to logits, on the host.
+
+    float64 products of spike counts are exact (far below 2**53); sums of the residual stream stay integers.
+    """
 
     def __init__(self, model: SpikeModel) -> None:
         self.model = model
-        table = model.embedding.table.astype(np.float64)
-        head = model.head
-        if head.project_out is None:
-            assert head.gamma is not None
-            self._rows = table.T * head.gamma[:, None]
-        else:
-            self._rows = head.project_out.astype(np.float64)
-        self._sums = self._rows.sum(0)
+        head, whole = model.head, model.precision == "int8" and model.shape.readout == "residual"
+        self._rows: Array | None = None  # None: the identity
+        if head.gamma is not None:
+            self._rows = model.embedding.table.T.astype(np.float64) * head.gamma[:, None]
+        elif head.project_out is not None:
+            self._rows = head.project_out.astype(np.int64 if whole else np.float64)
+        self._sums = 1.0 if self._rows is None else self._rows.sum(0)
 
     def logits(self, counts: Array) -> Array:
-        return head_logits(self.model, counts, counts @ self._rows, self._sums)
+        accumulated = counts if self._rows is None else counts @ self._rows
+        return head_logits(self.model, counts, accumulated, self._sums)

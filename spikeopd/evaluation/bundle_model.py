@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.bundle import load_bundle, read_manifest
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventBatch, EventDecoder
+from neuro_sim.event.engine import EventBatch, EventDecoder
 from spikeopd.contracts import SpikeModel
+from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
 from spikeopd.evaluation.scoring import Group, Item, Scored, Tokens
 from spikeopd.quality import log_likelihoods

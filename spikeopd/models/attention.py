@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from spikeopd.models.neurons import lif
+from spikeopd.models.neurons import Neuron, lif
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -25,13 +25,21 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def spiking_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, threshold_a: Tensor, threshold_r: Tensor, alpha: float, xi: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    threshold_a: Tensor,
+    threshold_r: Tensor,
+    alpha: float,
+    xi: float,
+    neuron: Neuron = lif,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(A, R, C, Z). mask [batch, 1, query, key] is 1 where a query may see a key; thresholds are [head]."""
     counts = _matmul(q, k.transpose(-1, -2)) * mask
-    a = lif(counts, threshold_a.view(-1, 1, 1), alpha, xi) * mask
+    a = neuron(counts, threshold_a.view(-1, 1, 1), alpha, xi) * mask
     z = _matmul(a, v)
-    return a, lif(z, threshold_r.view(-1, 1, 1), alpha, xi), counts, z
+    return a, neuron(z, threshold_r.view(-1, 1, 1), alpha, xi), counts, z
 
 
 def _matmul(x: Tensor, y: Tensor) -> Tensor:

@@ -26,13 +26,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES
 from spikeopd.errors import InputError
 from spikeopd.models.attention import causal_mask, merge_heads, spiking_attention, split_heads, update_cache
-from spikeopd.models.neurons import lif, lif_membrane
+from spikeopd.models.neurons import lif_membrane
+from spikeopd.registry import NEURONS, load
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
 
 
 class BiSpikCLMConfig(PreTrainedConfig):
-    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi` and `grid_bits`.
+    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi`, `grid_bits`, `neuron`.
 
     grid_bits: block weights and biases act in multiples of 2**-grid_bits. A sum of such weights over binary spikes is
     exact in float32, hence the same in any order: decoding token by token, padding or splitting a batch cannot flip a
@@ -40,6 +41,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
     """
 
     model_type = "bispikclm"
+    neuron = "lif"
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
@@ -56,6 +58,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
         threshold: float = 0.7,
         xi: float = 2.0,
         grid_bits: int | None = 14,
+        neuron: str = "lif",
         initializer_range: float = 0.02,
         use_cache: bool = True,
         pad_token_id: int | None = 1,
@@ -76,6 +79,10 @@ class BiSpikCLMConfig(PreTrainedConfig):
         self.threshold = threshold
         self.xi = xi
         self.grid_bits = grid_bits
+        if neuron not in NEURONS:
+            raise InputError(f"model: neuron {neuron!r} does not exist; give one of {', '.join(NEURONS)}")
+        if neuron != self.neuron:  # config.json names what is unusual
+            self.neuron = neuron
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         if hidden_size % num_attention_heads:
@@ -201,7 +208,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """(X, h) of the next block, then the spikes and membranes asked for by `wanted`."""
         config = self.config
-        alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
+        alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, load(NEURONS[config.neuron])
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
         threshold_a, threshold_r = self.log_threshold_a.exp(), self.log_threshold_r.exp()
@@ -215,14 +222,14 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             return spikes
 
         def fire(site: str, current: Tensor) -> Tensor:
-            return note(site, lif(current, self.threshold, alpha, xi), current, self.threshold)
+            return note(site, neuron(current, self.threshold, alpha, xi), current, self.threshold)
 
         q = split_heads(fire("q", self.q_proj(x)), heads)
         k = split_heads(fire("k", self.k_proj(x)), heads)
         v = split_heads(fire("v", self.v_proj(x)), heads)
         if cache is not None:
             k, v = update_cache(cache, self.index, k, v)
-        a, r, counts, z = spiking_attention(q, k, v, mask, threshold_a, threshold_r, alpha, xi)
+        a, r, counts, z = spiking_attention(q, k, v, mask, threshold_a, threshold_r, alpha, xi, neuron)
         note("a", a, counts, threshold_a.view(-1, 1, 1))
         r = merge_heads(r)
         note("r", r, merge_heads(z), threshold_r.repeat_interleave(config.hidden_size // heads))
@@ -236,6 +243,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
     config_class = BiSpikCLMConfig
+    config: BiSpikCLMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["BiSpikCLMBlock"]
@@ -329,7 +337,7 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
             )
         embedded = self.embed(input_ids, position_ids)
         h = (self.embed_gain * embedded + self.embed_bias).expand(config.num_steps, *embedded.shape)
-        x = lif(h, self.threshold, config.alpha, config.xi)
+        x = load(NEURONS[config.neuron])(h, self.threshold, config.alpha, config.xi)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)
             recorder.keep(

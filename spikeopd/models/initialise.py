@@ -30,6 +30,7 @@ def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCaus
             threshold=model.threshold,
             xi=model.xi,
             grid_bits=model.grid_bits,
+            neuron=model.neuron,
             **special_tokens,
         )
     )

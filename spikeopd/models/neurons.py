@@ -9,11 +9,15 @@ The reset is subtractive, arrives one step late and is not decayed; the comparis
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from spikeopd.models import lif_cpu
 from spikeopd.models.surrogate import psi, spike
+
+Neuron = Callable[[Tensor, Tensor, float, float], Tensor]  # as `lif`; registry.NEURONS lists them
 
 
 def lif_step(
@@ -100,6 +104,3 @@ class _LIF(torch.autograd.Function):
             adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi)
             threshold_grad = wide.sum_to_size(threshold.shape)
         return adjoint, threshold_grad, None, None
-
-
-NEURONS = {"lif": lif}

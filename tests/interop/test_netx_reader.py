@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from random_models import random_model, random_shape
 
-from export.netx import SITES, common_threshold, write_netx
+from export.netx import common_threshold, spiking_weights, write_netx
 
 pytestmark = pytest.mark.interop
 
@@ -23,10 +23,10 @@ INSTALL = (
 )
 
 
-def literal(layer, weights, spikes, decay, steps):
+def literal(layer, sites, weights, spikes, decay, steps):
     """Stock LIF on the integers of the file: fires at >, resets to zero; every dense block is one step late."""
     for name in weights:
-        matrix, bias, threshold = common_threshold(getattr(layer, name), layer.sites[SITES[name]])
+        matrix, bias, threshold = common_threshold(getattr(layer, name), layer.sites[sites[name]])
         v = np.zeros(len(bias), np.int64)
         fired = np.zeros((steps, len(bias)), bool)
         for step in range(steps):
@@ -57,5 +57,5 @@ def test_lava_dl_runs_the_file(tmp_path, chain, weights):
     steps = out.shape[1]
     padded = np.zeros((steps, 16), np.int64)
     padded[:6] = spikes
-    want = literal(model.layers[0], weights, padded, int(model.decay), steps)
+    want = literal(model.layers[0], spiking_weights(model.shape), weights, padded, int(model.decay), steps)
     assert want.any() and np.array_equal(out.T, want)

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
 
 from export.bundle_writer import BundleOptions, write_bundle  # noqa: E402
-from neuro_sim.bundle import load_bundle  # noqa: E402
 from neuro_sim.dense import DenseDecoder  # noqa: E402
-from neuro_sim.engine import EventDecoder  # noqa: E402
+from neuro_sim.event.engine import EventDecoder  # noqa: E402
 from neuro_sim.lava import compiled  # noqa: E402
 from neuro_sim.lava.decoder import LavaDecoder  # noqa: E402
 from spikeopd.contracts import SpikeTrace, first_difference  # noqa: E402
+from spikeopd.contracts.bundle import load_bundle  # noqa: E402
 
 
 @pytest.mark.parametrize("target", ["nir", "lava"])
@@ -38,12 +38,14 @@ def test_bundle_to_event_and_lava(tmp_path: Path, target: str) -> None:
     assert first_difference(traces[0], traces[2]) is None
 
 
-def test_no_process_compiles_for_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [{}, PLUS])
+def test_no_process_compiles_for_itself(tmp_path: Path, form: dict) -> None:
     """`warm_up` must cover every type a bundle brings, or each process would compile the loops again, for seconds."""
-    kernels = (compiled.fire, compiled.project, compiled.pack, compiled.attend)
+    kernels = (compiled.fire, compiled.project, compiled.write, compiled.pack, compiled.attend)
     compiled.warm_up()
     before = [set(kernel.signatures) for kernel in kernels]
-    loaded = load_bundle(write_bundle(random_model(random_shape(layers=1)), tmp_path / "bundle"))
+    model = random_model(random_shape(layers=1, **form))
+    loaded = load_bundle(write_bundle(model, tmp_path / "bundle", BundleOptions(target="lava")))
     from lava_harness import drive
 
     from neuro_sim.lava.processes.block import SpikingBlock

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
@@ -15,7 +17,6 @@ from neuro_sim.lava.precision import float_twin  # noqa: E402
 from neuro_sim.lava.runtime import LavaRunError  # noqa: E402
 from spikeopd.contracts import (  # noqa: E402
     EMBED_SITE,
-    LAYER_SITES,
     SpikeModel,
     SpikeTrace,
     equal_share,
@@ -47,7 +48,7 @@ def assert_equal_decoding(model: SpikeModel, granularity: str, new_tokens: int =
         lava.log = []
         assert decode(lava, new_tokens) == tokens
     assert set(got.sites) == {(-1, EMBED_SITE)} | {
-        (layer, site) for layer in range(model.shape.num_hidden_layers) for site in LAYER_SITES
+        (layer, site) for layer in range(model.shape.num_hidden_layers) for site in model.shape.layer_sites
     }
     assert first_difference(expected, got) is None
     assert got.tokens == expected.tokens
@@ -68,59 +69,89 @@ def test_fused_equals_the_oracle_with_a_factorised_embedding_and_three_steps() -
     assert_equal_decoding(random_model(shape, seed=4, drive=2.0), "fused")
 
 
-def test_graph_equals_the_oracle() -> None:
-    assert_equal_decoding(random_model(random_shape(layers=1), seed=5, drive=1.5), "graph")
+FORMS = [{}, PLUS, *({option: value} for option, value in PLUS.items())]  # the paper's, all options, each alone
+
+
+@pytest.mark.parametrize("form", FORMS[1:], ids="+".join)
+def test_fused_equals_the_oracle_in_every_form(form: dict) -> None:
+    trace = assert_equal_decoding(random_model(random_shape(positions=24, **form), seed=12, drive=1.5), "fused", 8)
+    assert any(spikes.any() for spikes in trace.sites[1, "a"])
+
+
+@pytest.mark.parametrize("form", FORMS, ids="+".join)
+def test_graph_equals_the_oracle(form: dict) -> None:
+    assert_equal_decoding(random_model(random_shape(layers=1, **form), seed=5, drive=1.5), "graph", 4)
+
+
+def test_a_factorised_head_reads_the_residual_stream() -> None:
+    shape = random_shape(heads=3, head_dim=4, layers=2, ffn=20, num_steps=3, width=7, **PLUS)
+    assert_equal_decoding(random_model(shape, seed=4, drive=2.0), "fused", 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("granularity", ["fused", "graph"])
-def test_two_layers_equal_the_oracle(seed: int, granularity: str) -> None:
-    assert_equal_decoding(random_model(seed=seed, drive=1.5), granularity, new_tokens=24)
+@pytest.mark.parametrize("form", FORMS, ids="+".join)
+def test_two_layers_equal_the_oracle(seed: int, granularity: str, form: dict) -> None:
+    assert_equal_decoding(random_model(random_shape(**form), seed=seed, drive=1.5), granularity, new_tokens=24)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["fused", "graph"])
-def test_the_tiny_shape_equals_the_oracle(granularity: str) -> None:
-    shape = random_shape(heads=4, head_dim=32, layers=4, ffn=512, vocab=1024, positions=64)
+@pytest.mark.parametrize("form", [{}, PLUS], ids="+".join)
+def test_the_tiny_shape_equals_the_oracle(granularity: str, form: dict) -> None:
+    shape = random_shape(heads=4, head_dim=32, layers=4, ffn=512, vocab=1024, positions=64, **form)
     assert_equal_decoding(random_model(shape, seed=7), granularity)
 
 
 @pytest.mark.slow
-def test_saturating_membranes_are_counted_alike() -> None:
-    model = random_model(seed=6)
-    layers = tuple(
-        type(layer)(**{**vars(layer), "gain_o": layer.gain_o * 4000, "gain_y": layer.gain_y * 4000})
-        for layer in model.layers
-    )
-    loud = SpikeModel(**{**vars(model), "layers": layers})
-    dense = DenseDecoder(loud)
+@pytest.mark.parametrize(("form", "loud"), [({}, ("gain_o", "gain_y")), (PLUS, ("bias_o", "bias_y"))])
+def test_saturating_membranes_are_counted_alike(form: dict, loud: tuple[str, str]) -> None:
+    model = random_model(random_shape(**form), seed=6)
+    layers = tuple(replace(layer, **{name: getattr(layer, name) * 4000 for name in loud}) for layer in model.layers)
+    model = replace(model, layers=layers)
+    dense = DenseDecoder(model)
     assert sum(int(hits.sum()) for hits in dense.step(1)[1].saturations.values()) > 0
-    assert_equal_decoding(loud, "fused")
+    assert_equal_decoding(model, "fused")
 
 
-def share_of_equal_spikes(granularity: str, seed: int) -> tuple[float, SpikeTrace]:
-    model = random_model(seed=seed)
+def share_of_equal_spikes(granularity: str, seed: int, form: dict) -> tuple[float, SpikeTrace]:
+    model = random_model(random_shape(**form), seed=seed)
     expected, got = SpikeTrace(), SpikeTrace()
     dense = DenseDecoder(float_twin(model), expected)
     with LavaDecoder(model, "float", granularity, trace=got) as lava:
         for token in (*PROMPT, *range(6, 22)):
-            dense.step(token)
-            lava.step(token)
+            expected_logits, logits = dense.step(token)[0], lava.step(token)[0]
+            if first_difference(expected, got) is None:
+                assert np.allclose(expected_logits, logits, atol=1e-5, rtol=1e-5)
     return min(equal_share(expected, got).values()), got
 
 
-def test_float_is_nearly_equal_to_the_float_oracle() -> None:
+@pytest.mark.parametrize("form", FORMS, ids="+".join)
+def test_float_is_nearly_equal_to_the_float_oracle(form: dict) -> None:
     """Sums in another order may flip a spike at the threshold; the share of equal spikes is what can be promised."""
-    share, _ = share_of_equal_spikes("fused", 0)
+    share, _ = share_of_equal_spikes("fused", 0, form)
     assert share > 0.99
 
 
 @pytest.mark.slow
-def test_float_fused_and_graph_are_equal() -> None:
+@pytest.mark.parametrize("form", FORMS, ids="+".join)
+def test_float_fused_and_graph_are_equal(form: dict) -> None:
     """The same functions on the same numbers: here nothing may differ."""
-    fused, graph = share_of_equal_spikes("fused", 1), share_of_equal_spikes("graph", 1)
+    fused, graph = share_of_equal_spikes("fused", 1, form), share_of_equal_spikes("graph", 1, form)
     assert first_difference(fused[1], graph[1]) is None
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_epsilon_means_the_same_in_the_float_twin(epsilon: float) -> None:
+    """The residual readout's unit changes with the precision: without decay nothing is truncated, and logits agree."""
+    model = random_model(random_shape(**PLUS), seed=2)
+    model = replace(model, decay=4096, head=replace(model.head, epsilon=epsilon))
+    integer, twin = DenseDecoder(model), DenseDecoder(float_twin(model))
+    logits, expected = twin.step(3)[0], integer.step(3)[0]
+    assert np.abs(logits - expected).max() < 0.02 * np.ptp(expected)
+    other = DenseDecoder(replace(model, head=replace(model.head, epsilon=0.5 if epsilon < 0.5 else 1e-5)))
+    assert np.abs(other.step(3)[0] - expected).max() > 0.1 * np.ptp(expected)  # here epsilon does matter
 
 
 def test_reset_begins_a_new_sequence() -> None:

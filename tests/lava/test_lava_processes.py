@@ -18,9 +18,9 @@ from neuro_sim.fixed_point import run_site  # noqa: E402
 from neuro_sim.lava.precision import float_twin  # noqa: E402
 from neuro_sim.lava.processes.attention import SpikingAttention  # noqa: E402
 from neuro_sim.lava.processes.block import SpikingBlock  # noqa: E402
-from neuro_sim.lava.processes.host import EmbeddingInjector, RateReadout  # noqa: E402
+from neuro_sim.lava.processes.host import EmbeddingInjector, RateReadout, ResidualReadout  # noqa: E402
 from neuro_sim.lava.processes.neuron import SubtractiveLIF  # noqa: E402
-from neuro_sim.lava.processes.synapse import OneToOneGain, Projection, Residual  # noqa: E402
+from neuro_sim.lava.processes.synapse import CurrentWrite, OneToOneGain, Projection, Residual  # noqa: E402
 from neuro_sim.lava.report import ReportLayout  # noqa: E402
 from spikeopd.contracts import MEMBRANE_MAX, MEMBRANE_MIN, Activity, Site  # noqa: E402
 
@@ -144,6 +144,29 @@ def test_gain_and_residual(seed) -> None:
     assert np.array_equal(summed["h_out"], stream + np.where(spikes, gain, 0))
 
 
+def test_current_write_shifts_each_sum_and_adds_its_bias() -> None:
+    """By hand: rows (3, -5) and (1, 7); shifts 0 and 4; biases 10 and -20, which come at every step."""
+    process = CurrentWrite(weights=np.array([[3, -5], [1, 7]], np.int8), shift=np.array([0, 4]), bias=[10, -20])
+    _, sent = drive(process, FIXED, {"s_in": np.array([[1, 1], [1, 0], [0, 0]], bool)}, 3)
+    assert sent["a_out"].tolist() == [[4 + 10, (2 << 4) - 20], [3 + 10, -(5 << 4) - 20], [10, -20]]
+
+
+@examples
+@given(seed=seeds, inputs=st.integers(1, 40))
+def test_current_write_equals_the_definition(seed, inputs) -> None:
+    """Up to shift 16 and full 32-bit biases, beyond what 32 bits hold; in float the weights have the shift."""
+    rng = np.random.default_rng(seed)
+    weights, shift = rng.integers(-127, 128, (inputs, 5)).astype(np.int8), rng.integers(0, 17, 5).astype(np.uint8)
+    bias, spikes = rng.integers(-(1 << 31), 1 << 31, 5).astype(np.int32), random_spikes(rng, 3, inputs)
+    sums = spikes.astype(np.int64) @ weights.astype(np.int64) * 2 ** shift.astype(np.int64)
+    _, sent = drive(CurrentWrite(weights=weights, shift=shift, bias=bias), FIXED, {"s_in": spikes}, 3)
+    assert np.array_equal(sent["a_out"], sums + bias)
+    unit = np.float32(2.0**-12)
+    process = CurrentWrite(weights=weights * 2.0**shift * unit, bias=(bias >> 16) * unit)
+    _, sent = drive(process, FLOAT, {"s_in": spikes}, 3)
+    assert np.array_equal(sent["a_out"], sums.astype(np.float32) * unit + (bias >> 16) * unit)
+
+
 # --- SpikingAttention ---
 
 
@@ -159,8 +182,9 @@ def attention_oracle(q, k, v, a_site: Site, r_site: Site, heads: int, num_steps:
                 part = slice(h * width, (h + 1) * width)
                 for j in range(i + 1):
                     counts[tau, h, j] = int((q[i, tau, part] & k[j, tau, part]).sum())
-        threshold = np.repeat(a_site.threshold, i + 1)
-        a, a_hits = run_site(counts.reshape(num_steps, -1), a_site, decay, threshold)
+        pairs = [(h, min(i - j, a_site.bias.shape[1] - 1)) for h in range(heads) for j in range(i + 1)]
+        spread = Site(np.repeat(a_site.threshold, i + 1), np.array([a_site.bias[pair] for pair in pairs]), a_site.shift)
+        a, a_hits = run_site(counts.reshape(num_steps, -1), spread, decay)
         a = a.reshape(num_steps, heads, i + 1)
         z = np.zeros((num_steps, d), np.int64)
         for tau in range(num_steps):
@@ -181,24 +205,30 @@ def attention_oracle(q, k, v, a_site: Site, r_site: Site, heads: int, num_steps:
     tag=st.sampled_from([FIXED, FLOAT]),
     shift=st.sampled_from([0, 10, 22]),  # at 22 a count of two saturates
     decay=st.integers(0, 4096),
+    distances=st.integers(0, 6),
 )
 def test_attention_equals_the_oracle_up_to_a_full_cache(
-    seed, heads, width, num_steps, capacity, tag, shift, decay
+    seed, heads, width, num_steps, capacity, tag, shift, decay, distances
 ) -> None:
     rng = np.random.default_rng(seed)
     d = heads * width
     q, k, v = (random_spikes(rng, capacity, num_steps, d) for _ in range(3))
+    biased = min(distances, 1)
     if tag == FIXED:
-        # Thresholds are whole counts, so that u = V happens all the time.
-        a_site = Site((rng.integers(1, 3, heads) << shift).astype(np.int32), np.zeros(heads, np.int32), shift)
-        r_site = Site((rng.integers(1, 3, d) << shift).astype(np.int32), np.zeros(d, np.int32), shift)
+        # Thresholds and biases are whole counts, so that u = V happens all the time.
+        a_bias = (rng.integers(-2, 3, (heads, max(1, distances))) * biased << shift).astype(np.int32)
+        r_bias = (rng.integers(-1, 2, d) * biased << shift).astype(np.int32)
+        a_site = Site((rng.integers(1, 3, heads) << shift).astype(np.int32), a_bias, shift)
+        r_site = Site((rng.integers(1, 3, d) << shift).astype(np.int32), r_bias, shift)
     else:
         shift, decay = 0, decay / 4096
-        a_site = Site(rng.uniform(0.5, 2, heads).astype(np.float32), np.zeros(heads, np.float32), 0)
-        r_site = Site(rng.uniform(0.5, 2, d).astype(np.float32), np.zeros(d, np.float32), 0)
+        a_bias = (rng.normal(0, 1, (heads, max(1, distances))) * biased).astype(np.float32)
+        a_site = Site(rng.uniform(0.5, 2, heads).astype(np.float32), a_bias, 0)
+        r_site = Site(rng.uniform(0.5, 2, d).astype(np.float32), (rng.normal(0, 1, d) * biased).astype(np.float32), 0)
+    biases = {"map_bias": a_site.bias, "value_bias": r_site.bias} if biased else {}
     process = SpikingAttention(
         map_threshold=a_site.threshold, value_threshold=r_site.threshold, decay=decay, num_steps=num_steps,
-        capacity=capacity, map_shift=shift, value_shift=shift,
+        capacity=capacity, map_shift=shift, value_shift=shift, **biases,
     )  # fmt: skip
     steps = capacity * num_steps
     flat = {name: x.reshape(steps, d) for name, x in (("q_in", q), ("k_in", k), ("v_in", v))}
@@ -228,6 +258,24 @@ def test_attention_with_an_empty_cache_sees_its_own_token_only() -> None:
     assert not sent["s_out"].any()
     _, sent = drive(small_attention(3), FIXED, {"q_in": ones, "k_in": ones, "v_in": ones}, 1)
     assert sent["s_out"].all()
+
+
+@pytest.mark.parametrize("tag", [FIXED, FLOAT])
+def test_a_pair_may_fire_by_its_distance_alone(tag: str) -> None:
+    """By hand: V_A = 2, biases 2, 1, -9 for distances 0, 1 and all larger; only the token at position 1 has a query.
+
+    Position 0 fires on itself (2 >= 2) without a coincidence. Position 1: itself 2 + 1, and position 0, which is one
+    away: 1 + 1 coincidence. Position 2: itself 2; one away 1 < 2; two away -9. Position 3 likewise: three away is -9.
+    """
+    process = SpikingAttention(
+        map_threshold=np.array([2]), map_bias=np.array([[2, 1, -9]]), value_threshold=np.array([1]),
+        value_bias=np.array([0]), decay=0, num_steps=1, capacity=4,
+    )  # fmt: skip
+    q, ones = np.array([[0], [1], [0], [0]], bool), np.ones((4, 1), bool)
+    model, sent = drive(process, tag, {"q_in": q, "k_in": ones, "v_in": ones}, 4)
+    maps = [ReportLayout([4, 1], 1).unpack(message)[0][0][0].astype(int).tolist() for message in sent["report"]]
+    assert maps == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert model.map_v[0].tolist() == [-9, -9, 1, 2]
 
 
 def test_attention_says_when_the_cache_is_full() -> None:
@@ -268,6 +316,13 @@ def test_readout_counts_each_token(seed, num_steps, tag) -> None:
     assert np.array_equal(sent["host_out"], spikes.sum(1))
 
 
+@pytest.mark.parametrize("tag", [FIXED, FLOAT])
+def test_residual_readout_sums_each_token(tag: str) -> None:
+    stream = np.array([[1, -(1 << 22)], [2, -3], [5, 7], [-5, 8]], np.int64 if tag == FIXED else np.float32)
+    _, sent = drive(ResidualReadout(shape=(2,), num_steps=2), tag, {"h_in": stream}, 4)
+    assert sent["host_out"].tolist() == [[3, -(1 << 22) - 3], [0, 15]]
+
+
 # --- SpikingBlock, fused ---
 
 
@@ -277,20 +332,26 @@ def test_readout_counts_each_token(seed, num_steps, tag) -> None:
     head_dim=st.sampled_from([3, 64, 70]),  # the compiled model packs keys into words of 64 bits
     num_steps=st.integers(1, 4),
     tag=st.sampled_from([FIXED, FLOAT]),
+    write=st.sampled_from(["spike", "current"]),
+    distances=st.sampled_from([0, 1, 2, 5]),
 )
-def test_the_fused_block_equals_the_oracles_block(seed, head_dim, num_steps, tag) -> None:
-    shape = random_shape(heads=2, head_dim=head_dim, layers=1, ffn=7, positions=3, num_steps=num_steps)
+def test_the_fused_block_equals_the_oracles_block(seed, head_dim, num_steps, tag, write, distances) -> None:
+    shape = random_shape(
+        heads=2, head_dim=head_dim, layers=1, ffn=7, positions=3, num_steps=num_steps, write=write, distances=distances
+    )
     model = random_model(shape, seed=seed % 1000, drive=1.5)
     if tag == FLOAT:
         model = float_twin(model)
     rng = np.random.default_rng(seed)
     d = shape.hidden_size
     x = random_spikes(rng, 3, num_steps, d)
-    h = rng.normal(0, 3000, (3, num_steps, d)).astype(np.int64 if tag == FIXED else np.float32)
+    h = rng.normal(0, 3000, (3, num_steps, d)).astype(np.int64)
+    if tag == FLOAT:  # whole residual units, in which every order of summation is exact
+        h = (h / 4096).astype(np.float32)
     dense = DenseDecoder(model)
     expected = []
     for i in range(3):
-        expected.append(dense._block(Activity.zeros(1, num_steps), 0, model.layers[0], x[i], h[i]))
+        expected.append(dense._block(Activity.zeros(model.shape), 0, model.layers[0], x[i], h[i]))
         dense.position += 1
     block = SpikingBlock(layer=model.layers[0], shape=shape, decay=model.decay)
     _, sent = drive(block, tag, {"x_in": x.reshape(-1, d), "h_in": h.reshape(-1, d)}, 3 * num_steps)
@@ -325,6 +386,8 @@ def test_projection_gain_and_residual_in_lava(tag: str) -> None:
     added = run_in_lava(OneToOneGain(gain=gain.astype(float)), tag, {"s_in": spikes}, "a_out", 5)
     assert np.array_equal(added, spikes * gain)
     stream = rng.integers(-999, 999, (5, 6))
+    write = CurrentWrite(weights=weights, shift=np.zeros(5, np.uint8), bias=np.arange(5))
+    assert np.array_equal(run_in_lava(write, tag, {"s_in": spikes}, "a_out", 5), sums + np.arange(5))
     total = run_in_lava(Residual(shape=(6,)), tag, {"h_in": stream, "a_in": added}, "h_out", 5)
     assert np.array_equal(total, stream + added)
 
@@ -334,10 +397,12 @@ def test_attention_in_lava(tag: str) -> None:
     rng = np.random.default_rng(5)
     q, k, v = (rng.random((3, 2, 6)) < 0.6 for _ in range(3))
     kind, decay = (np.int32, 3686) if tag == FIXED else (np.float32, 0.9)
-    a_site, r_site = Site(np.array([1, 2], kind), np.zeros(2, kind), 0), Site(np.full(6, 2, kind), np.zeros(6, kind), 0)
+    a_site = Site(np.array([1, 2], kind), np.array([[0, 1], [-1, 1]], kind), 0)
+    r_site = Site(np.full(6, 2, kind), np.array([0, 1, -1, 0, 1, 0], kind), 0)
     process = SpikingAttention(
-        map_threshold=a_site.threshold, value_threshold=r_site.threshold, decay=decay, num_steps=2, capacity=3
-    )
+        map_threshold=a_site.threshold, map_bias=a_site.bias, value_threshold=r_site.threshold, value_bias=r_site.bias,
+        decay=decay, num_steps=2, capacity=3,
+    )  # fmt: skip
     flat = {"q_in": q.reshape(6, 6), "k_in": k.reshape(6, 6), "v_in": v.reshape(6, 6)}
     r = run_in_lava(process, tag, flat, "s_out", 6)
     assert np.array_equal(

@@ -11,11 +11,11 @@ import torch
 from export.bundle_writer import BundleOptions, write_bundle
 from export.quantize import lower
 from export.reference import TorchReference
-from neuro_sim.bundle import load_bundle
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from spikeopd.config import load_config
 from spikeopd.contracts import LAYER_SITES, SpikeTrace, first_difference
+from spikeopd.contracts.bundle import load_bundle
 from spikeopd.models.initialise import build_student, calibrate
 
 PROMPT, NEW = 8, 16

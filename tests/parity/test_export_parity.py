@@ -17,9 +17,9 @@ from export.nir_runner import Runner
 from export.quantize import lower
 from export.reference import TorchReference
 from export.verify import verify_bundle
-from neuro_sim.bundle import load_bundle
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import SpikeTrace, first_difference
+from spikeopd.contracts.bundle import load_bundle
 from spikeopd.errors import CheckFailed
 from spikeopd.models.bispikclm import Recorder
 

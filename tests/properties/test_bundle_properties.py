@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from random_models import random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
-from neuro_sim.bundle import load_bundle, model_arrays
 from spikeopd.contracts import SpikeModel
+from spikeopd.contracts.bundle import load_bundle, model_arrays
 from spikeopd.errors import InputError
 
 OPTIONS = [

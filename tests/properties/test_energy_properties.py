@@ -23,11 +23,12 @@ from energy.models import (
     total,
     uniform_rates,
 )
-from energy.runs import parse_run
 from spikeopd.contracts import LAYER_COMPONENTS, LAYER_SITES, Activity, ModelShape
+from spikeopd.contracts.run import parse_run
 from spikeopd.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "energy"))
+from energy_runs import make_run, small_shape  # noqa: E402
 
 STEPS = 3
 prices = st.floats(0, 1e4, allow_subnormal=False)
@@ -48,7 +49,7 @@ def tables(draw) -> CostTable:
 @st.composite
 def activities(draw, layers: int = 2) -> Activity:
     """Any counts with no more spikes than neuron slots."""
-    activity = Activity.zeros(layers, STEPS)
+    activity = Activity.zeros(small_shape(layers, STEPS))
     activity.tokens = draw(st.integers(0, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     top = draw(st.sampled_from([1, 50, 10**9]))
@@ -78,7 +79,7 @@ def close(left: float, right: float) -> bool:
 
 @given(tables(), hops)
 def test_no_activity_costs_nothing(costs: CostTable, per_spike: Hops) -> None:
-    assert total(measured_lines(Activity.zeros(3, STEPS), costs, per_spike)) == 0
+    assert total(measured_lines(Activity.zeros(small_shape(3, STEPS)), costs, per_spike)) == 0
 
 
 @given(activities(), tables(), hops)
@@ -130,7 +131,6 @@ def test_layers_and_components_add_up(activity: Activity, costs: CostTable, per_
 @given(st.data(), tables(), hops)
 def test_splitting_a_run_changes_nothing(data, costs: CostTable, per_spike: Hops) -> None:
     """Sequences in one run or in a run each, phase by phase or token by token: the same energy."""
-    from energy_runs import make_run
 
     sizes = data.draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=3))
     texts = [data.draw(st.lists(st.integers(0, 39), min_size=n, max_size=n)) for n, _ in sizes]
@@ -196,7 +196,6 @@ junk = st.recursive(
 @given(st.data())
 def test_a_damaged_run_is_refused_or_reported_but_never_crashes(data) -> None:
     """Any value anywhere in run.json replaced by anything: one line that begins with the file, or a report."""
-    from energy_runs import make_run
 
     from energy.costs import load_costs, load_memory
     from energy.report import Options, report_run

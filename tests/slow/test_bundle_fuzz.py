@@ -19,7 +19,7 @@ import json, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 from bundle_mutations import mutate
 from pathlib import Path
-from neuro_sim.bundle import load_bundle
+from spikeopd.contracts.bundle import load_bundle
 from neuro_sim.dense import DenseDecoder
 from spikeopd.errors import InputError
 good, bad, first, count = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])

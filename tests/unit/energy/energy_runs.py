@@ -9,7 +9,12 @@ import numpy as np
 from random_models import random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
-from spikeopd.contracts import RUN_SCHEMA, Activity, ModelShape, SpikeTrace
+from spikeopd.contracts import Activity, ModelShape, SpikeTrace
+from spikeopd.contracts.run import run_schema
+
+
+def small_shape(layers: int, steps: int) -> ModelShape:
+    return ModelShape(4, layers, 1, 4, 8, 8, steps, 4)
 
 
 def make_run(
@@ -27,7 +32,7 @@ def make_run(
     shape = model.shape
     rng = np.random.default_rng(seed)
     decoder = DenseDecoder(model, trace)
-    phases = {name: Activity.zeros(shape.num_hidden_layers, shape.num_steps) for name in ("prompt", "generation")}
+    phases = {name: Activity.zeros(shape) for name in ("prompt", "generation")}
     per_token = {key: [] for key in ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")}
     sequences = []
     texts = texts or [[int(t) for t in rng.integers(0, shape.vocab_size, length)] for length in prompts]
@@ -59,7 +64,7 @@ def make_run(
                 per_token[key].append(value)
         sequences.append({"prompt_tokens": prompt, "generated_tokens": drawn, "stopped": "length"})
     return {
-        "schema": RUN_SCHEMA,
+        "schema": run_schema(shape),
         "complete": True,
         "backend": "dense",
         "precision": model.precision,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from energy_runs import make_run
+from energy_runs import make_run, small_shape
 from random_models import random_shape
 
 from energy.costs import cost_tables
@@ -25,8 +25,8 @@ from energy.models import (
     total,
     uniform_rates,
 )
-from energy.runs import parse_run
 from spikeopd.contracts import LAYER_COMPONENTS, Activity, ModelShape
+from spikeopd.contracts.run import parse_run
 
 TABLES = cost_tables()
 PAPER, LOIHI = TABLES["horowitz45"], TABLES["loihi"]
@@ -36,7 +36,7 @@ MANY = parse_run(make_run(random_shape(width=8), prompts=(5, 2, 3), generated=(4
 
 def test_by_hand_in_the_papers_prices() -> None:
     """Linear(4, 3) driven by two spikes is 6 accumulations; with 10 MACs: 6 x 0.9 + 10 x 4.6 = 51.4 pJ."""
-    activity = Activity.zeros(1, 2)
+    activity = Activity.zeros(small_shape(1, 2))
     activity.sops["output"][0, 1] = 2 * 3
     activity.macs["head"] = 10
     lines = measured_lines(activity, PAPER)
@@ -47,7 +47,7 @@ def test_by_hand_in_the_papers_prices() -> None:
 
 def test_by_hand_on_loihi() -> None:
     """Five neurons, two of which fire once: 2 x 81 + 3 x 52 updates, 2 x 1.7 deliveries, 2 x (2 x 3 + 1 x 4) hops."""
-    activity = Activity.zeros(1, 1)
+    activity = Activity.zeros(small_shape(1, 1))
     activity.cells["q"][0, 0], activity.spikes["q"][0, 0] = 5, 2
     assert total(measured_lines(activity, LOIHI)) == pytest.approx(2 * 81 + 3 * 52 + 2 * 1.7)
     hopped = total(measured_lines(activity, LOIHI, Hops(2, 1)))
@@ -119,7 +119,7 @@ def test_rates_are_of_the_drivers() -> None:
     expected = sum(activity.spikes[s].sum() for s in sites) / sum(activity.cells[s].sum() for s in sites)
     assert mean_rate(activity) == pytest.approx(expected)
     assert mean_rate(activity, attention=True) != mean_rate(activity)
-    assert mean_rate(Activity.zeros(1, 1)) == 0
+    assert mean_rate(Activity.zeros(small_shape(1, 1))) == 0
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -20,8 +20,8 @@ from energy.page import tables_page
 from energy.raster import raster_html
 from energy.render import render_report
 from energy.report import Options, report_run
-from energy.runs import parse_run
 from energy.tables import cost_tables_tables, report_tables
+from spikeopd.contracts.run import parse_run
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None

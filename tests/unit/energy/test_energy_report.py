@@ -19,12 +19,12 @@ from energy.costs import cost_tables, load_costs, load_memory
 from energy.flops import SPIKEGPT, keys_of_sequence, opt_macs, opt_shape
 from energy.models import NO_HOPS, Hops, measured_lines, total, uniform_rates
 from energy.paper import PRINTED, context_for, context_rows, formula_rows, paper_page, paper_tables, recomputed_rows
-from energy.raster import load_trace, mask_png, raster_html
+from energy.raster import load_groups, mask_png, raster_html
 from energy.render import render_report, render_tables
 from energy.report import Options, report_rates, report_run
-from energy.runs import parse_run
 from energy.tables import Column, Table, compare_table, cost_tables_tables, report_tables, significant
-from spikeopd.contracts import ModelShape, SpikeTrace, ordered_sites
+from spikeopd.contracts import ModelShape, SpikeTrace, ordered_sites, save_trace
+from spikeopd.contracts.run import parse_run
 from spikeopd.errors import CheckFailed, InputError
 
 RUN = parse_run(make_run(prompts=(5, 3), generated=(4, 3), drive=2.0), "x", "a run")
@@ -281,14 +281,12 @@ def test_the_papers_page_is_up_to_date() -> None:
 
 def test_raster_of_a_trace(tmp_path) -> None:
     """The file neuro_sim writes, read back and drawn."""
-    from neuro_sim.raster import save_trace
-
     traces = [SpikeTrace(), SpikeTrace()]
     for seed, trace in enumerate(traces):
         make_run(random_shape(heads=2, head_dim=4), prompts=(3,), generated=(3,), seed=seed, trace=trace, drive=2.0)
     save_trace(tmp_path / "t.npz", traces, 2)
-    trace = load_trace(tmp_path / "t.npz")
-    assert list(trace) == [key for key in ordered_sites(2) if key[1] != "a"]
+    trace = load_groups(tmp_path / "t.npz")
+    assert list(trace) == [key for key in ordered_sites(random_shape()) if key[1] != "a"]
     for key, rows in trace.items():
         assert np.array_equal(rows, np.concatenate([np.concatenate(t.sites[key]) for t in traces]))
     page = raster_html(tmp_path / "t.npz", random_shape())
@@ -311,13 +309,13 @@ def test_mask_png_round_trip() -> None:
 
 def test_bad_traces_are_named(tmp_path) -> None:
     with pytest.raises(InputError, match="gone.npz"):
-        load_trace(tmp_path / "gone.npz")
+        load_groups(tmp_path / "gone.npz")
     (tmp_path / "junk.npz").write_bytes(b"junk")
     with pytest.raises(InputError, match="junk.npz"):
-        load_trace(tmp_path / "junk.npz")
+        load_groups(tmp_path / "junk.npz")
     np.savez(tmp_path / "flat.npz", **{"0/0.h": np.zeros(4, bool)})
     with pytest.raises(InputError, match="'0/0.h'"):
-        load_trace(tmp_path / "flat.npz")
+        load_groups(tmp_path / "flat.npz")
     np.savez(tmp_path / "objects.npz", **{"0/0.h": np.array([{}], dtype=object)})
     with pytest.raises(InputError, match="objects.npz"):
-        load_trace(tmp_path / "objects.npz")
+        load_groups(tmp_path / "objects.npz")

@@ -10,8 +10,8 @@ import pytest
 from energy_runs import make_run, write_run
 from random_models import random_shape
 
-from energy.runs import load_run, parse_run
 from spikeopd.contracts import LAYER_COMPONENTS, LAYER_SITES
+from spikeopd.contracts.run import load_run, parse_run
 from spikeopd.errors import InputError
 
 RUN = make_run(prompts=(4, 3), generated=(3, 3), drive=2.0)
@@ -198,9 +198,9 @@ def test_what_the_simulator_writes_is_accepted(tmp_path, backend: str) -> None:
 
     from neuro_sim.decode import Sampling, generate
     from neuro_sim.dense import DenseDecoder
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
     from neuro_sim.runfile import build_run
-    from neuro_sim.runfile import write_run as write
+    from spikeopd.contracts import write_run as write
 
     model = random_model(random_shape(positions=8), drive=2.0)
     decoder = DenseDecoder(model) if backend == "dense" else EventDecoder(model)

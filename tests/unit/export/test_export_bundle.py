@@ -17,7 +17,7 @@ from small_students import small_student
 
 from export.bundle_writer import BundleOptions, bundle_draft, write_bundle
 from export.quantize import lower
-from neuro_sim.bundle import array_specs, load_bundle, model_arrays, read_manifest
+from spikeopd.contracts.bundle import array_specs, load_bundle, model_arrays, read_manifest
 from spikeopd.errors import InputError
 
 PROFILES = {
@@ -161,7 +161,7 @@ def test_a_disk_that_fails_on_the_way_is_one_line(tmp_path):
 def test_reading_needs_neither_torch_nor_nir_nor_hdf5(tmp_path):
     write_bundle(random_model(), tmp_path / "b")
     code = (
-        "import sys; from neuro_sim.bundle import load_bundle; load_bundle(sys.argv[1]);"
+        "import sys; from spikeopd.contracts.bundle import load_bundle; load_bundle(sys.argv[1]);"
         "print([name for name in ('torch', 'nir', 'h5py', 'export') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], capture_output=True, text=True, check=True)

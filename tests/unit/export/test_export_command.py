@@ -16,7 +16,7 @@ from small_students import small_student
 
 from export.cli import export_parser, main, map_parser
 from export.command import choose_prompts
-from neuro_sim.bundle import load_bundle, read_manifest
+from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.text.tokenizer import load_tokenizer
 
 TEXT = "A neuron that fires tells the next one what it knows; a silent one costs nothing at all. " * 120

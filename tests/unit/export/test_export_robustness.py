@@ -11,8 +11,8 @@ from bundle_mutations import mutate, reseal
 from random_models import random_model
 
 from export.bundle_writer import BundleOptions, write_bundle
-from neuro_sim.bundle import load_bundle, read_manifest
 from spikeopd.contracts import SpikeModel
+from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
 
 
@@ -46,8 +46,8 @@ def test_no_bundle_at_all(tmp_path):
 
 
 def test_a_future_version_asks_for_an_update(bundle):
-    edit(bundle, lambda m: m.update(schema="spikeopd.bundle/2"))
-    with pytest.raises(InputError, match=r"'schema' is 'spikeopd\.bundle/2'.*update spikeopd"):
+    edit(bundle, lambda m: m.update(schema="spikeopd.bundle/3"))
+    with pytest.raises(InputError, match=r"'schema' is 'spikeopd\.bundle/3'.*update spikeopd"):
         read_manifest(bundle)
 
 

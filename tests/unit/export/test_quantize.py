@@ -22,7 +22,7 @@ def test_a_projection_by_hand():
     weight = np.array([[1.27, -0.5, 0.004], [0.127, 0.0, -0.0635]])
     bias = np.array([0.1, -0.02])
     errors = []
-    integer, site = quantize_projection(weight, bias, 0.7, "layers.0.w_q", errors)
+    integer, site = quantize_projection(weight, bias, 0.7, "layers.0.w_q", "layers.0.q.bias", errors)
     assert integer.dtype == np.int8
     assert integer.T.tolist() == [[127, -50, 0], [127, 0, -64]]
     assert site.threshold.tolist() == [70 * 64, 700 * 64]  # 0.7 / scale * 2**6
@@ -36,7 +36,7 @@ def test_tiny_weights_and_huge_biases_get_a_coarser_scale_and_are_counted():
     weight = np.array([[1e-9, -1e-9], [1.0, 0.5], [0.0, 0.0]])
     bias = np.array([0.0, 1e6, 0.0])
     errors = []
-    integer, site = quantize_projection(weight, bias, 0.7, "layers.0.w_q", errors)
+    integer, site = quantize_projection(weight, bias, 0.7, "layers.0.w_q", "layers.0.q.bias", errors)
     assert np.abs(site.threshold).max() <= SITE_LIMIT <= MEMBRANE_MAX
     assert np.abs(site.bias).max() <= SITE_LIMIT
     assert errors[0].adapted == 3
@@ -49,7 +49,7 @@ def test_rounding_is_within_half_a_unit(fan_in, fan_out, size, seed):
     rng = np.random.default_rng(seed)
     weight, bias = rng.normal(0, size, (fan_out, fan_in)), rng.normal(0, size, fan_out)
     errors = []
-    integer, site = quantize_projection(weight, bias, 0.7, "layers.0.w_q", errors)
+    integer, site = quantize_projection(weight, bias, 0.7, "layers.0.w_q", "layers.0.q.bias", errors)
     unit = 0.7 * 64 / site.threshold  # the neuron's scale, as its threshold implies it
     assert (np.abs(integer.T * unit[:, None] - weight) <= unit[:, None] * 0.5 + np.abs(weight) * 0.01 + 1e-9).all()
     assert site.threshold.min() >= 1

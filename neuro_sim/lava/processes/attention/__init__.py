@@ -16,7 +16,7 @@ from lava.magma.core.process.variable import Var
 from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
-from neuro_sim.lava.arithmetic import coincidences, step_fixed, step_float, weighted_values
+from neuro_sim.lava.arithmetic import coincidences, distance_bias, step_fixed, step_float, weighted_values
 from neuro_sim.lava.processes.base import Array, TokenModel, spikes
 from neuro_sim.lava.report import ReportLayout
 
@@ -27,19 +27,22 @@ class SpikingAttention(AbstractProcess):
         C[h, j] = |Q_h and K_jh|      A[h, j] = S_A(C[h, j])      Z_h = sum_j A[h, j] V_jh      R = S_AV(Z)
 
     over the positions j up to the current one; K_j and V_j at step tau are those of token j at its own step tau. Both
-    neurons are those of SubtractiveLIF. The process counts its tokens: after num_steps steps the position advances by
+    neurons are those of SubtractiveLIF, with biases: that of A[h, j] belongs to the distance i - j, so that with one a
+    pair may fire without a coincidence. The process counts its tokens: after num_steps steps the position advances by
     one. Setting the Var `position` to 0 between two tokens begins a new sequence.
 
     Parameters
     ----------
     map_threshold : [heads], threshold of S_A;  value_threshold : [heads * head_dim], threshold of S_AV
+    map_bias : [heads, distances], the last entry for every larger distance; or [heads], for all; or a number
+    value_bias : [heads * head_dim] or a number
     map_shift, value_shift : left shift of the counts (fixed_pt)
     decay, num_steps : as for SubtractiveLIF; num_steps must not be 0
     capacity : positions the cache can hold; one token more raises an error in the process
 
     Ports: q_in, k_in, v_in [d] (spikes, bool), s_out [d] (R, bool), report (sites a, r; `a` is [heads, capacity]).
     Vars: keys, values [num_steps, capacity, d] (bool), position [1], map_threshold, value_threshold,
-    map_v, map_s [heads, capacity], value_v, value_s [d].
+    map_bias [heads, distances], value_bias, map_v, map_s [heads, capacity], value_v, value_s [d].
     """
 
     def __init__(
@@ -50,12 +53,17 @@ class SpikingAttention(AbstractProcess):
         decay: float,
         num_steps: int,
         capacity: int,
+        map_bias: Any = 0,
+        value_bias: Any = 0,
         map_shift: int = 0,
         value_shift: int = 0,
         name: str | None = None,
     ) -> None:
         map_threshold, value_threshold = np.asarray(map_threshold), np.asarray(value_threshold)
         heads, (d,) = map_threshold.size, value_threshold.shape
+        map_bias, value_bias = np.asarray(map_bias), np.broadcast_to(np.asarray(value_bias), (d,))
+        if map_bias.ndim < 2:  # the same at every distance
+            map_bias = np.broadcast_to(map_bias.reshape(-1, 1), (heads, 1))
         layout = ReportLayout([heads * capacity, d], num_steps)
         super().__init__(
             name=name, num_steps=num_steps, layout=layout, decay=decay, map_shift=map_shift, value_shift=value_shift
@@ -68,6 +76,8 @@ class SpikingAttention(AbstractProcess):
         self.position = Var(shape=(1,), init=0)
         self.map_threshold = Var(shape=(heads, 1), init=map_threshold.reshape(heads, 1))
         self.value_threshold = Var(shape=(d,), init=value_threshold)
+        self.map_bias = Var(shape=map_bias.shape, init=map_bias)
+        self.value_bias = Var(shape=(d,), init=value_bias)
         self.map_v = Var(shape=(heads, capacity), init=0)
         self.map_s = Var(shape=(heads, capacity), init=0)
         self.value_v = Var(shape=(d,), init=0)
@@ -96,13 +106,11 @@ class _AttentionModel(TokenModel):
         seen = slice(0, row + 1)
         heads = self.map_threshold.shape[0]
         map_v, map_s = self.map_v[:, seen], self.map_s[:, seen]
-        params = self.proc_params
-        counts = coincidences(q, keys[seen], heads)
-        map_hits = type(self).step(map_v, map_s, counts, self.map_threshold, 0, params["map_shift"], params["decay"])
-        z = weighted_values(map_s, values[seen])
-        hits = type(self).step(
-            self.value_v, self.value_s, z, self.value_threshold, 0, params["value_shift"], params["decay"]
-        )
+        step, decay, shift = type(self).step, self.proc_params["decay"], self.proc_params["map_shift"]
+        counts, bias = coincidences(q, keys[seen], heads), distance_bias(self.map_bias, row + 1)
+        map_hits = step(map_v, map_s, counts, self.map_threshold, bias, shift, decay)
+        z, shift = weighted_values(map_s, values[seen]), self.proc_params["value_shift"]
+        hits = step(self.value_v, self.value_s, z, self.value_threshold, self.value_bias, shift, decay)
         self.s_out.send(self.value_s)
         self.tell([self.map_s, self.value_s], [map_hits, hits])
         if self.token_ends:
@@ -125,6 +133,8 @@ class PySpikingAttentionFixed(_AttentionModel):
     position: np.ndarray = LavaPyType(np.ndarray, np.int64)
     map_threshold: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     value_threshold: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
+    map_bias: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
+    value_bias: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     map_v: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     map_s: np.ndarray = LavaPyType(np.ndarray, bool, precision=1)
     value_v: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
@@ -148,6 +158,8 @@ class PySpikingAttentionFloat(_AttentionModel):
     position: np.ndarray = LavaPyType(np.ndarray, np.int64)
     map_threshold: np.ndarray = LavaPyType(np.ndarray, np.float32)
     value_threshold: np.ndarray = LavaPyType(np.ndarray, np.float32)
+    map_bias: np.ndarray = LavaPyType(np.ndarray, np.float32)
+    value_bias: np.ndarray = LavaPyType(np.ndarray, np.float32)
     map_v: np.ndarray = LavaPyType(np.ndarray, np.float32)
     map_s: np.ndarray = LavaPyType(np.ndarray, bool, precision=1)
     value_v: np.ndarray = LavaPyType(np.ndarray, np.float32)

@@ -1,4 +1,5 @@
-"""The two ends towards the host: EmbeddingInjector takes a token's current, RateReadout gives back its spike counts.
+"""The ends towards the host: EmbeddingInjector takes a token's current; RateReadout gives back its spike counts,
+ResidualReadout the sum of its residual stream.
 
 Both use Lava's external pipes (`flag_external_pipe`): a channel between the program and the process model, so no
 element-wise Var traffic and no helper thread of ours.
@@ -59,6 +60,25 @@ class RateReadout(AbstractProcess):
         return counts
 
 
+class ResidualReadout(AbstractProcess):
+    """Sums the residual stream of one token over its num_steps steps and gives the sums to the host (`receive`).
+
+    Ports: h_in (int64 or float32), host_out (external pipe, the same type). Vars: total.
+    """
+
+    def __init__(self, *, shape: tuple[int, ...], num_steps: int, name: str | None = None) -> None:
+        super().__init__(name=name, num_steps=num_steps)
+        self.h_in = InPort(shape=shape)
+        self.host_out = OutPort(shape=shape)
+        self.host_out.flag_external_pipe(buffer_size=_TOKENS_IN_FLIGHT)
+        self.total = Var(shape=shape, init=0)
+
+    def receive(self) -> Array:
+        """Sums of the oldest token not yet read. Blocks until it has been run."""
+        sums: Array = self.host_out.external_pipe_csp_recv_port.recv()
+        return sums
+
+
 class _InjectorModel(TokenModel):
     def run_spk(self) -> None:
         if self.token_begins:
@@ -101,3 +121,31 @@ class PyRateReadout(TokenModel):
         self.count += fired
         if self.token_ends:
             self.host_out.send(self.count)
+
+
+class _ResidualReadoutModel(TokenModel):
+    def run_spk(self) -> None:
+        stream = self.h_in.recv()
+        if self.token_begins:
+            self.total[...] = 0
+        self.total += stream
+        if self.token_ends:
+            self.host_out.send(self.total)
+
+
+@implements(proc=ResidualReadout, protocol=LoihiProtocol)
+@requires(CPU)
+@tag("fixed_pt")
+class PyResidualReadoutFixed(_ResidualReadoutModel):
+    h_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, np.int64, precision=32)
+    host_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.int64)
+    total: np.ndarray = LavaPyType(np.ndarray, np.int64)
+
+
+@implements(proc=ResidualReadout, protocol=LoihiProtocol)
+@requires(CPU)
+@tag("floating_pt")
+class PyResidualReadoutFloat(_ResidualReadoutModel):
+    h_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, np.float32)
+    host_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.float32)
+    total: np.ndarray = LavaPyType(np.ndarray, np.float32)

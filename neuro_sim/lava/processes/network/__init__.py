@@ -9,13 +9,13 @@ from lava.magma.core.process.process import AbstractProcess
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
 from neuro_sim.lava.processes.block import REPORTS_IN_FLIGHT, SpikingBlock
-from neuro_sim.lava.processes.host import EmbeddingInjector, RateReadout
+from neuro_sim.lava.processes.host import EmbeddingInjector, RateReadout, ResidualReadout
 from neuro_sim.lava.processes.neuron import SubtractiveLIF
 from spikeopd.contracts import SpikeModel
 
 
 class SpikingDecoder(AbstractProcess):
-    """Embedding injector, S_embed, the layers in a chain, rate readout: run num_steps steps for each token.
+    """Embedding injector, S_embed, the layers in a chain, the readout: run num_steps steps for each token.
 
     Parameters: model (spikeopd.contracts.SpikeModel), reports (as for SpikingBlock). No ports and no Vars of its own:
     after compilation `procs.injector.send(current)` and `procs.readout.receive()` are the way in and out, and
@@ -49,7 +49,6 @@ class DecoderGraph(AbstractSubProcessModel):
             num_steps=steps,
             name="s_embed",
         )
-        self.readout = RateReadout(shape=d, num_steps=steps, name="readout")
         if reports:
             self.s_embed.report.flag_external_pipe(buffer_size=REPORTS_IN_FLIGHT)
         self.injector.a_out.connect(self.s_embed.a_in)
@@ -64,4 +63,9 @@ class DecoderGraph(AbstractSubProcessModel):
             x.connect(block.x_in)
             h.connect(block.h_in)
             x, h = block.x_out, block.h_out
-        x.connect(self.readout.s_in)
+        if model.shape.readout == "rate":
+            self.readout = RateReadout(shape=d, num_steps=steps, name="readout")
+            x.connect(self.readout.s_in)
+        else:
+            self.readout = ResidualReadout(shape=d, num_steps=steps, name="readout")
+            h.connect(self.readout.h_in)

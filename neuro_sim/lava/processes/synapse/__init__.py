@@ -1,4 +1,4 @@
-"""The three connections: Projection (dense), OneToOneGain and Residual. All of them without delay.
+"""The connections: Projection and CurrentWrite (dense), OneToOneGain and Residual. All of them without delay.
 
 Why not Lava's stock Dense: it sends at step t what arrived at t - 1 (its first output is zero), so every layer would
 lag by one more step, and its fixed-point model clears the lowest bit of mixed-sign 8-bit weights. Projection sends at
@@ -21,7 +21,7 @@ from lava.magma.core.process.variable import Var
 from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
-from neuro_sim.lava.arithmetic import synapse_matrix, synapse_sums
+from neuro_sim.lava.arithmetic import current_written, synapse_matrix, synapse_sums
 from neuro_sim.lava.processes.base import Array, spikes
 
 
@@ -40,6 +40,27 @@ class Projection(AbstractProcess):
         self.s_in = InPort(shape=(weights.shape[0],))
         self.a_out = OutPort(shape=(weights.shape[1],))
         self.weights = Var(shape=weights.shape, init=weights)
+
+
+class CurrentWrite(AbstractProcess):
+    """Dense synapses that add to the residual stream without a neuron: a_out = (Projection's sums << shift) + bias.
+
+    Parameters
+    ----------
+    weights : as for Projection;  bias : [outputs] or a number, added at every step
+    shift : [outputs] or a number, left shift of each output's sum (fixed_pt; in floating_pt the weights have it)
+
+    Ports: s_in [inputs] (spikes, bool), a_out [outputs] (int64 or float32). Vars: weights, shift, bias.
+    """
+
+    def __init__(self, *, weights: Array, bias: Any = 0, shift: Any = 0, name: str | None = None) -> None:
+        super().__init__(name=name)
+        outputs = weights.shape[1:]
+        self.s_in = InPort(shape=(weights.shape[0],))
+        self.a_out = OutPort(shape=outputs)
+        self.weights = Var(shape=weights.shape, init=weights)
+        self.shift = Var(shape=outputs, init=np.broadcast_to(np.asarray(shift), outputs))
+        self.bias = Var(shape=outputs, init=np.broadcast_to(np.asarray(bias), outputs))
 
 
 class OneToOneGain(AbstractProcess):
@@ -77,7 +98,10 @@ class _ProjectionModel(PyLoihiProcessModel):
     def run_spk(self) -> None:
         if self._matrix is None:
             self._matrix = synapse_matrix(self.weights)
-        self.a_out.send(synapse_sums(spikes(self.s_in), self._matrix))  # the channel casts to its own type
+        self.a_out.send(self._sent(synapse_sums(spikes(self.s_in), self._matrix)))  # the channel casts to its own type
+
+    def _sent(self, sums: Array) -> Array:
+        return sums
 
     def on_var_update(self) -> None:
         self._matrix = None
@@ -99,6 +123,33 @@ class PyProjectionFloat(_ProjectionModel):
     s_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, bool, precision=1)
     a_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.float32)
     weights: np.ndarray = LavaPyType(np.ndarray, np.float32)
+
+
+class _CurrentWriteModel(_ProjectionModel):
+    def _sent(self, sums: Array) -> Array:
+        return current_written(sums, self.shift, self.bias)
+
+
+@implements(proc=CurrentWrite, protocol=LoihiProtocol)
+@requires(CPU)
+@tag("fixed_pt")
+class PyCurrentWriteFixed(_CurrentWriteModel):
+    s_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, bool, precision=1)
+    a_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.int64, precision=32)
+    weights: np.ndarray = LavaPyType(np.ndarray, np.int8, precision=8)
+    shift: np.ndarray = LavaPyType(np.ndarray, np.int64)
+    bias: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=32)
+
+
+@implements(proc=CurrentWrite, protocol=LoihiProtocol)
+@requires(CPU)
+@tag("floating_pt")
+class PyCurrentWriteFloat(_CurrentWriteModel):
+    s_in: PyInPort = LavaPyType(PyInPort.VEC_DENSE, bool, precision=1)
+    a_out: PyOutPort = LavaPyType(PyOutPort.VEC_DENSE, np.float32)
+    weights: np.ndarray = LavaPyType(np.ndarray, np.float32)
+    shift: np.ndarray = LavaPyType(np.ndarray, np.int64)
+    bias: np.ndarray = LavaPyType(np.ndarray, np.float32)
 
 
 class _GainModel(PyLoihiProcessModel):
