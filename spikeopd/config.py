@@ -21,43 +21,26 @@ from spikeopd.registry import DIVERGENCES, METHODS, NEURONS
 
 Overrides = Sequence[str] | Mapping[str, Any]  # ["stage1.updates=50"] as typed, or {"stage1.updates": 50}
 
-# Sizes by preset, named as in OPTConfig: facebook/opt-* config.json; a missing word_embed_proj_dim is hidden_size.
+# Named as in OPTConfig.
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "ffn_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "word_embed_proj_dim",
+)
+# Sizes by preset: facebook/opt-* config.json; a missing word_embed_proj_dim is hidden_size.
 MODEL_PRESETS: dict[str, dict[str, int]] = {
-    "tiny": {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "ffn_dim": 512,
-        "vocab_size": 1024,
-        "max_position_embeddings": 256,
-    },
-    "opt-125m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "ffn_dim": 3072,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    },
-    "opt-350m": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "ffn_dim": 4096,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-        "word_embed_proj_dim": 512,
-    },
-    "opt-1.3b": {
-        "hidden_size": 2048,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "ffn_dim": 8192,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    },
+    name: dict(zip(SIZES, sizes, strict=False))
+    for name, sizes in {
+        "tiny": (128, 4, 4, 512, 1024, 256),
+        "opt-125m": (768, 12, 12, 3072, 50272, 2048),
+        "opt-350m": (1024, 24, 16, 4096, 50272, 2048, 512),
+        "opt-1.3b": (2048, 24, 32, 8192, 50272, 2048),
+    }.items()
 }
-SIZES = (*MODEL_PRESETS["tiny"], "word_embed_proj_dim")
 # Options of earlier versions: accepted from an old config.yaml, without effect.
 RETIRED = {"train.compile": "nothing ever read it"}
 
