@@ -114,8 +114,9 @@ def content_key(run: Run) -> str:
     }
     values["train.compile"] = False  # once an option: the keys of finished runs stay what they are
     if run.kind == "evaluate":
-        values = {name: value for name, value in values.items()
-                  if name in OF_EVALUATION or not name.startswith("stage2.")}  # fmt: skip
+        values = {
+            name: value for name, value in values.items() if name in OF_EVALUATION or not name.startswith("stage2.")
+        }
     if start := values.get("stage2.model_name_or_path"):
         values["stage2.model_name_or_path"] = student_hash(start)
     values["teacher.teacher_model_name_or_path"] = teacher_hash(run.config.teacher.teacher_model_name_or_path)
@@ -268,8 +269,11 @@ def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path], float]]:
                     load[gpu] += 1
                 process = subprocess.Popen(
                     [sys.executable, "-m", "spikeopd.studies.worker", str(folder)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                )  # fmt: skip
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                )
                 running.add(process)
             code = process.wait()
         with guard:
@@ -309,10 +313,15 @@ def stage2_run(base: Config, start: Path | str, overrides: Sequence[str] = (), *
     """A method of Stage 2 from one student. Perplexity is taken eight times over the recipe's updates."""
     every = max(1, base.stage2.updates // 8)
     fixed = [
-        "train.stage=2", f"stage2.model_name_or_path={Path(start).resolve()}", "stage2.on_collapse=log",
-        f"train.eval_every={every}", f"train.save_every={every}", "train.keep_checkpoints=100000", "train.threads=1",
+        "train.stage=2",
+        f"stage2.model_name_or_path={Path(start).resolve()}",
+        "stage2.on_collapse=log",
+        f"train.eval_every={every}",
+        f"train.save_every={every}",
+        "train.keep_checkpoints=100000",
+        "train.threads=1",
         "train.log_every=1",
-    ]  # fmt: skip
+    ]
     # In one step: a recipe for both stages names no student to start from.
     config = with_overrides(base, [*fixed, *overrides])
     return Run(config, length=base.stage2.max_completion_length, **rest)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spikeopd.config import Config, config_to_dict
-from spikeopd.errors import InputError
+from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import write_json, write_text
 from spikeopd.runlog import environment
 from spikeopd.students import no_bars, place
@@ -36,6 +36,16 @@ class Request:
     benchmarks: str | None = None
     tasks: tuple[str, ...] = ()  # of the benchmarks; all eight if none is named
     limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ConfigError(f"--jobs {self.jobs}: give at least 1")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"--limit {self.limit}: give at least one question")
+        if not self.benchmarks and (self.limit is not None or self.tasks):
+            raise ConfigError(
+                "--tasks and --limit choose among zero-shot questions: give their folder with --benchmarks DIR"
+            )
 
     @property
     def pool(self) -> Path:
@@ -114,8 +124,9 @@ def plan(request: Request) -> list[dict[str, Any]]:
             count = 1 if row.one_seed else len(request.seeds)
             entries.append({"run": row.label, "runs": count, "finished": False, "waits_for": "Stage 1"})
         else:
-            entries += [_entry(request, _label(request, row, index), run)
-                        for index, run in enumerate(runs_of(request, row))]  # fmt: skip
+            entries += [
+                _entry(request, _label(request, row, index), run) for index, run in enumerate(runs_of(request, row))
+            ]
     return entries
 
 
@@ -158,10 +169,14 @@ def add_zeroshot(
     before = request.study.name == "stability"
     students = [(before and result.get("pre_onset_student")) or result["student"] for result in flat]
     scored = execute(
-        [(f"{label}, zero-shot", Zeroshot(student, request.benchmarks, request.tasks, request.limit))
-         for (label, _), student in zip(labelled, students, strict=True)],
-        request.pool, request.jobs, note,
-    )  # fmt: skip
+        [
+            (f"{label}, zero-shot", Zeroshot(student, request.benchmarks, request.tasks, request.limit))
+            for (label, _), student in zip(labelled, students, strict=True)
+        ],
+        request.pool,
+        request.jobs,
+        note,
+    )
     for result, found in zip(flat, scored, strict=True):
         result["zeroshot"] = found
 
@@ -182,8 +197,10 @@ def diagnose(
     config = runs[0][0].config
     setup = build(config, make_accelerator(config.train))
     path, options = request.folder / "bank.npz", config.stage2
-    students = {row.label: place(configured_student(group[0]["student"], config), setup.device)
-                for row, group in zip(rows, results, strict=True)}  # fmt: skip
+    students = {
+        row.label: place(configured_student(group[0]["student"], config), setup.device)
+        for row, group in zip(rows, results, strict=True)
+    }
     first = next(iter(students.values()))
     asked = BankOptions(256, options.prompt_length, options.max_completion_length, options.temperature)
     # A stored bank of the same origin is replayed as it is.

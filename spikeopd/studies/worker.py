@@ -68,8 +68,12 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False).summary
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
-    result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
-              "student": os.path.relpath(student.resolve(), folder.resolve())}  # fmt: skip
+    result = {
+        "key": asked["key"],
+        "kind": asked["kind"],
+        "train_seconds": round(trained, 1),
+        "student": os.path.relpath(student.resolve(), folder.resolve()),
+    }
     result |= summary.get("stage1", {}) if config.train.stage == "1" else summary.get("stage2", {})
     if config.train.stage != "1":
         result["evaluation"] = evaluate(config, student, asked["length"])
