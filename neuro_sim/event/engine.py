@@ -208,6 +208,7 @@ class EventDecoder:
     ) -> None:
         self.engine = Engine(model, threads, block)
         self.model = self.engine.model
+        self.threads = self.engine.threads
         self.block = block
         self._batch = EventBatch(self.engine, [trace], block)
 
