@@ -35,7 +35,7 @@ from neuro_sim.event.intrinsics import (
     read_uint32,
     write_int32,
     write_int64,
-)  # fmt: skip
+)
 from neuro_sim.event.kernel_base import (
     FROM_F,
     FROM_INPUT,
@@ -70,7 +70,7 @@ from neuro_sim.event.kernel_base import (
     layer_masks,
     meet,
     smaller,
-)  # fmt: skip
+)
 from neuro_sim.event.kernel_head import read_out, run_head, scaled_rows
 
 Array = NDArray[Any]
