@@ -390,7 +390,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
 # --- the whole block ------------------------------------------------------------------------------------------------
 
 
-@compiled
+@njit(inline="always")  # not compiled a second time on its own
 def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
     """Feed one block of tokens. `work.residual` holds each lane's embedding current at every step."""
     lanes, pad = given.count, plan.hidden_pad
