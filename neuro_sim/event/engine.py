@@ -119,9 +119,14 @@ class Engine:
         # one row each of positions, keys, values and rows of logits
         lanes = np.array([list(positions), [c.key_address for c in caches], [c.value_address for c in caches], rows])
         given = Record(
-            LANES_GIVEN, count=count, positions=lanes[0], keys=lanes[1], values=lanes[2], logits_row=lanes[3],
+            LANES_GIVEN,
+            count=count,
+            positions=lanes[0],
+            keys=lanes[1],
+            values=lanes[2],
+            logits_row=lanes[3],
             logits=logits,
-        )  # fmt: skip
+        )
         self._team.run(plan, work, given)
         spikes, saturations, additions, active = (
             counter[0, :count] if self.threads == 1 else counter[:, :count].sum(0) for counter in counters
@@ -208,6 +213,7 @@ class EventDecoder:
     ) -> None:
         self.engine = Engine(model, threads, block)
         self.model = self.engine.model
+        self.threads = self.engine.threads
         self.block = block
         self._batch = EventBatch(self.engine, [trace], block)
 

@@ -24,7 +24,7 @@ from neuro_sim.event.kernel_base import (
     layer_masks,
     meet,
     smaller,
-)  # fmt: skip
+)
 
 Array = NDArray[Any]
 

@@ -35,7 +35,7 @@ from neuro_sim.event.intrinsics import (
     read_uint32,
     write_int32,
     write_int64,
-)  # fmt: skip
+)
 from neuro_sim.event.kernel_base import (
     FROM_F,
     FROM_INPUT,
@@ -70,7 +70,7 @@ from neuro_sim.event.kernel_base import (
     layer_masks,
     meet,
     smaller,
-)  # fmt: skip
+)
 from neuro_sim.event.kernel_head import read_out, run_head, scaled_rows
 
 Array = NDArray[Any]
@@ -390,7 +390,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
 # --- the whole block ------------------------------------------------------------------------------------------------
 
 
-@compiled
+@njit(inline="always")  # not compiled a second time on its own
 def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
     """Feed one block of tokens. `work.residual` holds each lane's embedding current at every step."""
     lanes, pad = given.count, plan.hidden_pad

@@ -340,7 +340,7 @@ def _largest_write(layer: Layer, write: str) -> int:
 
 
 def _largest(values: Array) -> int:
-    return int(np.abs(values.astype(np.int64)).max(initial=0))
+    return max(int(values.max(initial=0)), -int(values.min(initial=0)))
 
 
 def _check_site(where: str, site: Site, current: int) -> None:

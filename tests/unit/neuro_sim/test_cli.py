@@ -6,39 +6,23 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import random_model, random_shape
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 
-from neuro_sim import cli
+from neuro_sim import backends, cli
+from neuro_sim.backends import Backend
 from neuro_sim.dense import DenseDecoder
-from spikeopd.contracts import Activity
+from spikeopd.contracts import Activity, SpikeModel
 from spikeopd.contracts import bundle as bundle_module
 from spikeopd.contracts.run import read_run
 from spikeopd.errors import BackendMissing
 from spikeopd.files import sha256
 
-MODEL = random_model(random_shape(heads=2, head_dim=8, layers=2, ffn=24, vocab=257, positions=48), seed=5)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle with a byte-level tokenizer; its arrays are replaced by a model in memory."""
-    alphabet = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    path = tmp_path / "bundle"
-    path.mkdir()
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "manifest.json").write_text("{}")
-    manifest = {"shape": MODEL.shape.to_dict(), "tokens": {"bos": 0, "eos": 0}}
-    monkeypatch.setattr(bundle_module, "read_manifest", lambda path: manifest)
-    monkeypatch.setattr(bundle_module, "load_bundle", lambda path: MODEL)
-    return path
+Hold = Callable[[SpikeModel], None]
 
 
 def run(*arguments: object) -> int:
@@ -184,7 +168,13 @@ def test_interrupt_leaves_a_partial_run(
 
 @pytest.mark.parametrize("precision", ["int8", "float32"])
 def test_an_interrupted_verification_proves_nothing(
-    precision: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    precision: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: SpikeModel,
+    hold: Hold,
 ) -> None:
     class Interrupted(DenseDecoder):
         def step(self, token: int) -> tuple[np.ndarray, Activity]:
@@ -195,11 +185,12 @@ def test_an_interrupted_verification_proves_nothing(
     if precision == "float32":  # a backend that is not the oracle, as Lava would be
         from neuro_sim.lava.precision import float_twin
 
-        decoder = DenseDecoder(float_twin(MODEL))
-        monkeypatch.setattr(cli, "_open_backend", lambda model, args, stack: ("lava", decoder))
+        decoder = DenseDecoder(float_twin(model))
+        monkeypatch.setitem(backends.BACKENDS, "lava", Backend("not Lava", lambda model, running: decoder))
     monkeypatch.setattr("neuro_sim.dense.DenseDecoder", Interrupted)
     output = tmp_path / "run.json"
-    options = ["--backend", "event", "--prompt", "abc", "--max-new-tokens", 3, "--verify", "--output", output]
+    backend = "event" if precision == "int8" else "lava"
+    options = ["--backend", backend, "--prompt", "abc", "--max-new-tokens", 3, "--verify", "--output", output]
     assert run(folder, *options) == 130
     err = capsys.readouterr().err
     assert "verification interrupted" in err and "verified" not in err and "differ" not in err
@@ -252,7 +243,7 @@ def test_prompts_that_are_no_text(
 def test_outputs_that_cannot_be_written_are_refused_before_the_model_is_loaded(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loaded(path: object) -> None:
+    def loaded(path: object, place: object) -> None:
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(bundle_module, "load_bundle", loaded)
@@ -316,14 +307,19 @@ def test_json_for_a_terminal_without_unicode(folder: Path, monkeypatch: pytest.M
 
 
 def test_saturation_is_a_warning(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: SpikeModel,
+    hold: Hold,
 ) -> None:
     from dataclasses import replace
 
-    sites = dict(MODEL.layers[0].sites)
+    sites = dict(model.layers[0].sites)
     sites["q"] = replace(sites["q"], shift=15)
-    layers = (replace(MODEL.layers[0], sites=sites), *MODEL.layers[1:])
-    monkeypatch.setattr(bundle_module, "load_bundle", lambda path: replace(MODEL, layers=layers))
+    layers = (replace(model.layers[0], sites=sites), *model.layers[1:])
+    hold(replace(model, layers=layers))
     output = tmp_path / "run.json"
     assert run(folder, "--backend", "event", "--prompt", "abc", "--max-new-tokens", 2, "--output", output) == 0
     assert "membranes hit the 24-bit limit" in capsys.readouterr().err
@@ -341,7 +337,7 @@ def test_default_backend_is_explained(
     assert "backend event: Lava is not installed" in capsys.readouterr().err
     assert run(folder, "--backend", "lava", "--prompt", "a", "--max-new-tokens", 1) == 4
     assert "pip install lava-nc" in capsys.readouterr().err
-    monkeypatch.setattr(cli, "LAVA_SMALL", 10)
+    monkeypatch.setattr(backends, "LAVA_SMALL", 10)
     assert run(folder, "--prompt", "a", "--max-new-tokens", 1) == 0
     assert "too many for Lava's pace" in capsys.readouterr().err
 
@@ -382,17 +378,19 @@ def test_bundle_without_tokenizer(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_float_bundle_uses_the_oracle(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: SpikeModel, hold: Hold
 ) -> None:
     from neuro_sim.lava.precision import float_twin
 
-    monkeypatch.setattr(bundle_module, "load_bundle", lambda path: float_twin(MODEL))
+    hold(float_twin(model))
     assert run(folder, "--backend", "event", "--prompt", "a", "--max-new-tokens", 2, "--json") == 0
     out, err = capsys.readouterr()
     assert "backend dense: the event engine is for integers and this bundle is float32" in err
     assert json.loads(out)["precision"] == "float32"
-    assert run(folder, "--backend", "event", "--precision", "fixed", "--prompt", "a") == 2
+    assert run(folder, "--backend", "event", "--precision", "int8", "--prompt", "a") == 2
     assert "needs an integer bundle" in capsys.readouterr().err
+    assert run(folder, "--precision", "float", "--backend", "dense", "--prompt", "a", "--max-new-tokens", 1) == 0
+    assert "--precision float is now called float32" in capsys.readouterr().err
     assert run(folder, "--backend", "dense", "--prompt", "a", "--verify") == 2
     out, err = capsys.readouterr()
     assert "nothing to be compared with" in err and out == ""  # said before the run, not after

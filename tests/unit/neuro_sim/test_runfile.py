@@ -49,7 +49,7 @@ def test_run_is_read_back(finished, tmp_path: Path) -> None:
     [
         (("schema",), "other/1", "schema"),
         (("complete",), "yes", "complete"),
-        (("backend",), "gpu", "backend"),
+        (("backend",), "<b>", "backend"),
         (("precision",), "int4", "precision"),
         (("model",), {"hidden_size": 1}, "model"),
         (("sequences",), [], "sequences"),

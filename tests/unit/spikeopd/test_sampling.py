@@ -52,7 +52,6 @@ def test_the_streams_are_those_of_every_version():
 
 def test_a_bundle_says_the_same_in_command_evaluation_and_python(tmp_path, capsys):
     pytest.importorskip("torch")
-    from neuro_sim.engine import EventDecoder
     from small_students import small_student
 
     from export.bundle_writer import BundleOptions, write_bundle
