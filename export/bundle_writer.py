@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import h5py
-
-from export.nir.graph import Location, Neuron, Profile, build_graph
+from export.arrays import Location, array_index
+from export.nir.graph import Neuron, Profile, build_graph
 from spikeopd import __version__
 from spikeopd.contracts import SpikeModel
-from spikeopd.contracts.bundle import MANIFEST, array_specs, bundle_schema, read_manifest
+from spikeopd.contracts.bundle import MANIFEST, bundle_schema, read_manifest
 from spikeopd.errors import InputError, cannot_write
 from spikeopd.files import check_new_directory, new_directory, sha256, write_json
 
@@ -134,35 +133,6 @@ def seal(folder: Path, manifest: dict[str, Any]) -> None:
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
     }
     write_json(folder / MANIFEST, manifest)
-
-
-def array_index(path: Path, locations: Mapping[str, Location], model: SpikeModel) -> dict[str, Any]:
-    """For each array of the model: file, offset, dtype, shape and strides of a plain view into the file."""
-    index = {}
-    with h5py.File(path, "r") as file:
-        for name, (_, shape) in array_specs(model.shape, model.precision).items():
-            if name not in locations and name.endswith(".bias"):
-                index[name] = {"constant": 0}
-                continue
-            location = locations[name]
-            dataset = file[location.path]
-            offset = dataset.id.get_offset()
-            if offset is None or dataset.chunks is not None:
-                raise AssertionError(f"{location.path} is not stored contiguously")
-            entry: dict[str, Any] = {
-                "file": path.name,
-                "path": location.path,
-                "offset": int(offset),
-                "dtype": dataset.dtype.name,
-                "shape": list(shape),
-            }
-            if location.transposed:
-                item = dataset.dtype.itemsize
-                entry["strides"] = [item, item * shape[0]]
-            if location.transform:
-                entry["transform"] = location.transform
-            index[name] = entry
-    return index
 
 
 def _write_nir(model: SpikeModel, folder: Path, options: BundleOptions) -> tuple[str, dict[str, Location]]:

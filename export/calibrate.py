@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.quantize import MODULES, WEIGHT_MAX, model_shape
+from export.quantize import MODULES, model_shape
 from spikeopd.contracts import EMBED_SITE, RESIDUAL, projections
 from spikeopd.contracts.topology import INPUT
 from spikeopd.models.bispikclm import Recorder
+from spikeopd.models.grid import WEIGHT_MAX
 
 if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from spikeopd.errors import BackendMissing, InputError, run_command
+import export
+from spikeopd.errors import check_writable, run_command
 
 PROG = "spikeopd-export"
 EXAMPLES = """`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`.
@@ -28,26 +28,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["map"]:
-        from export.loihi.map import run_map
+        return _map(map_parser().parse_args(arguments[1:]))
+    return _export(export_parser().parse_args(arguments))
 
-        print(run_map(map_parser().parse_args(arguments[1:])))
-        return 0
-    args = export_parser().parse_args(arguments)
-    _check_arguments(args)
-    try:
-        from export.command import run_export, summary
-    except ImportError as error:
-        raise BackendMissing(
-            f"reading a checkpoint needs torch and transformers ({error}); "
-            "install them with: pip install 'spikeopd[train]'"
-        ) from error
 
+def _export(args: argparse.Namespace) -> int:
     def say(text: str) -> None:
         if not args.quiet:
             print(f"{PROG}: {text}", file=sys.stderr)
 
-    report = run_export(args, say)
-    print(json.dumps(report, allow_nan=False) if args.json else summary(report, Path(args.output)))
+    exported = export.export(
+        args.checkpoint,
+        args.output,
+        to=args.to,
+        precision=args.precision,
+        profile=args.nir_profile,
+        neuron=args.neuron,
+        context=args.context,
+        tokenizer=args.tokenizer,
+        source=args.source,
+        calibrate=args.calibrate,
+        evaluation_tokens=args.evaluation_tokens,
+        verification_tokens=args.verification_tokens,
+        allow_lossy=args.allow_lossy,
+        say=say,
+    )
+    report = {**exported.report, "seconds": exported.seconds}
+    print(json.dumps(report, allow_nan=False) if args.json else exported)
+    return 0
+
+
+def _map(args: argparse.Namespace) -> int:
+    if args.picture:
+        check_writable(args.picture, "--picture")
+    found = export.resource_map(args.bundle, args.context)
+    if args.picture:
+        found.save_picture(args.picture)
+    if args.strict:
+        found.check()
+    print(json.dumps(found.report, allow_nan=False) if args.json else found)
     return 0
 
 
@@ -131,20 +150,3 @@ def map_parser() -> argparse.ArgumentParser:
     parser.add_argument("--strict", action="store_true", help="exit 3 when a design rule is violated")
     parser.add_argument("--json", action="store_true", help="print the map as one JSON object")
     return parser
-
-
-def _check_arguments(args: argparse.Namespace) -> None:
-    """Contradictions are refused before anything slow starts."""
-    if args.context is not None and args.nir_profile != "unrolled":
-        raise InputError("--context sizes the unrolled profile; add --nir-profile unrolled or drop it")
-    if args.to == "lava":
-        if args.precision != "int8":
-            raise InputError("--to lava writes integers; drop --precision float32 (the NIR target has it)")
-        if args.nir_profile != "cell" or args.neuron != "exact":
-            raise InputError("--nir-profile and --neuron shape a NIR file; drop them with --to lava")
-    for name, least in (("evaluation_tokens", 0), ("verification_tokens", 1), ("calibrate", 0), ("context", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name.replace('_', '-')} {value}: give {least} or more")
-    if args.calibrate and args.precision != "int8":
-        raise InputError("--calibrate chooses integer scales; it has no meaning with --precision float32")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from export.reference import TorchReference
-from spikeopd.contracts import SpikeModel
+from spikeopd import quality
+from spikeopd.contracts import EMBED_SITE, Array, SpikeModel
 from spikeopd.models.bispikclm import Recorder
 
 if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-
-Array = NDArray[Any]
 
 
 @torch.no_grad()
@@ -29,12 +26,12 @@ def compare(student: BiSpikCLMForCausalLM, lowered: SpikeModel, windows: Array) 
         site for site in lowered.shape.layer_sites if site != "a"
     ]  # the attention map grows with position; its effect is in r
     for window in windows:
-        recorder = Recorder(sites=["embed", *sites])
+        recorder = Recorder(sites=[EMBED_SITE, *sites])
         tokens = torch.from_numpy(window)
         logits = student(tokens[None], use_cache=False, recorder=recorder).logits[0].double().numpy()
         lowered_logits, trace = reference.run(window.tolist())
-        before += _surprise(logits, window)
-        after += _surprise(lowered_logits, window)
+        before -= quality.log_likelihoods(logits[:-1], window[1:]).sum()
+        after -= quality.log_likelihoods(lowered_logits[:-1], window[1:]).sum()
         agree += int((logits.argmax(-1) == lowered_logits.argmax(-1)).sum())
         predicted += len(window) - 1
         for key, spikes in recorder.spikes.items():
@@ -44,16 +41,8 @@ def compare(student: BiSpikCLMForCausalLM, lowered: SpikeModel, windows: Array) 
     tokens_seen = int(windows.size)
     return {
         "tokens": tokens_seen,
-        "perplexity_student": math.exp(before / max(predicted, 1)),
-        "perplexity_lowered": math.exp(after / max(predicted, 1)),
+        "perplexity_student": quality.perplexity(before, max(predicted, 1)),
+        "perplexity_lowered": quality.perplexity(after, max(predicted, 1)),
         "token_agreement": agree / tokens_seen,
         "spike_agreement": equal / slots,
     }
-
-
-def _surprise(logits: Array, window: Array) -> float:
-    """Sum of -log p of every token after the first."""
-    rows = logits[:-1]
-    top = rows.max(-1, keepdims=True)
-    normaliser = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
-    return float((normaliser - rows[np.arange(len(rows)), window[1:]]).sum())

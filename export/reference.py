@@ -85,7 +85,7 @@ class TorchReference:
 
         def split(spikes: Tensor) -> Tensor:
             """[time, token, d] -> [time, head, token, d_h]"""
-            return spikes.unflatten(-1, (heads, -1)).transpose(1, 2)
+            return spikes.view(*spikes.shape[:-1], heads, -1).transpose(1, 2)
 
         q, k, v = project("q", x, layer.w_q), project("k", x, layer.w_k), project("v", x, layer.w_v)
         causal = torch.ones(x.shape[1], x.shape[1]).tril()
@@ -183,7 +183,7 @@ class TorchReference:
         weighted = counts * torch.from_numpy(head.gamma).double()
         # In slices: the table in float64 would be eight times the exported one.
         table = torch.from_numpy(self.model.embedding.table)
-        return torch.cat([weighted @ part.double().T for part in table.split(4096)], -1)
+        return torch.cat([weighted @ part.double().T for part in torch.split(table, 4096)], -1)
 
 
 def _tensor(array: Array | None) -> Tensor:

@@ -7,19 +7,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from export.reference import TorchReference
 from neuro_sim.dense import DenseDecoder
-from spikeopd.contracts import SpikeModel, SpikeTrace, equal_share, first_difference
+from spikeopd.contracts import Array, SpikeModel, SpikeTrace, equal_share, first_difference
 from spikeopd.contracts.bundle import load_bundle, model_arrays
 from spikeopd.errors import CheckFailed
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
+
+Run = tuple[Array, SpikeTrace]  # logits [token, vocab] and spikes of one prompt
+
+
+@torch.no_grad()
+def run_student(student: BiSpikCLMForCausalLM, prompts: Sequence[Sequence[int]]) -> list[Run]:
+    """The student's own forward pass on every prompt."""
+    found = []
+    for prompt in prompts:
+        recorder, trace = Recorder(), SpikeTrace(tokens=list(prompt))
+        logits = student(torch.tensor([list(prompt)]), use_cache=False, recorder=recorder).logits[0]
+        for (layer, site), spikes in recorder.spikes.items():
+            fired = spikes[:, 0].numpy() > 0  # [T_s, token, n], of the map [T_s, head, query, key]
+            for place in range(len(prompt)):
+                pairs = fired[:, :, place, : place + 1].reshape(len(fired), -1) if site == "a" else fired[:, place]
+                trace.add(layer, site, pairs)
+        found.append((logits.double().numpy(), trace))
+    return found
 
 
 def verify_bundle(
-    model: SpikeModel, folder: Path, prompts: Sequence[Sequence[int]], *, allow_lossy: bool = False
+    model: SpikeModel,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    student: Sequence[Run] | None = None,
+    allow_lossy: bool = False,
 ) -> dict[str, Any]:
     """Torch reference of `model` against the re-read bundle run by the numpy oracle. A difference is `CheckFailed`.
 
+    student: what the student itself computed for each prompt, if it computes in these integers; it must be equal too.
     Returns what was compared, for the report. `allow_lossy` lists a difference instead of failing.
     """
     reread = load_bundle(folder)
@@ -37,12 +63,18 @@ def verify_bundle(
         sites = len(want.sites)
         spikes += sum(array.size for arrays in want.sites.values() for array in arrays)
         shares += equal_share(want, got).values()
-        found = first_difference(want, got)
-        if found is not None:
-            differences.append(f"prompt {number}, {found}: the re-read bundle fires otherwise than the model")
-        elif not _logits_equal(want_logits, got_logits, model.precision):
-            token = int(np.abs(want_logits - got_logits).max(1).argmax())
-            differences.append(f"prompt {number}, token {token}: spikes are equal but the logits differ")
+        runs = [("the model", want_logits, want)]
+        if student is not None:
+            runs.append(("the student itself", *student[number]))
+        for what, logits, trace in runs:
+            found = first_difference(trace, got)
+            if found is not None:
+                differences.append(f"prompt {number}, {found}: the re-read bundle fires otherwise than {what}")
+            elif not _logits_equal(logits, got_logits, model.precision):
+                token = int(np.abs(logits - got_logits).max(1).argmax())
+                differences.append(
+                    f"prompt {number}, token {token}: spikes are equal but the logits differ from those of {what}"
+                )
     if differences and not allow_lossy:
         raise CheckFailed(f"{differences[0]}; nothing was written (--allow-lossy writes it and lists this)")
     return {
@@ -52,6 +84,7 @@ def verify_bundle(
         "neuron_steps_compared": spikes,
         "equal_spikes": float(min(shares)) if shares else 1.0,
         "differences": differences,
+        **({"student": "spikes, tokens and log-likelihoods equal"} if student and not differences else {}),
     }
 
 
@@ -95,6 +128,6 @@ def _array_differences(model: SpikeModel, reread: SpikeModel) -> list[str]:
     ]
 
 
-def _logits_equal(a: Any, b: Any, precision: str) -> bool:
+def _logits_equal(a: Array, b: Array, precision: str) -> bool:
     """Exact for integers. A float head adds real numbers, and the order of adding may show in the last bits."""
     return bool(np.array_equal(a, b) if precision == "int8" else np.allclose(a, b, rtol=1e-9, atol=1e-9))

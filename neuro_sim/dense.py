@@ -134,7 +134,8 @@ class DenseDecoder:
             return self._add_gain(activity, index, h, self._fire(activity, index, site, sums), gain)
         shift, bias = (layer.shift_o, layer.bias_o) if site == "o" else (layer.shift_y, layer.bias_y)
         assert bias is not None
-        return np.asarray(h + (sums if shift is None else sums << shift) + bias)
+        # In float precision the sublayer's own sum comes first, as in the student that was trained.
+        return np.asarray(h + ((sums if shift is None else sums << shift) + bias))
 
     def _add_gain(self, activity: Activity, layer: int, residual: Array, spikes: Array, gain: Array) -> Array:
         activity.sops["residual"][layer] += spikes.sum(-1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import h5py
 
-from export.nir.graph import Location
+from export.arrays import Location
 from spikeopd.contracts import EMBED_SITE, RESIDUAL, Layer, Site, SpikeModel, projections
 from spikeopd.contracts.bundle import model_arrays
 from spikeopd.files import write_json

@@ -1,10 +1,10 @@
-"""`spikeopd-export map BUNDLE`: the Loihi 2 resource map as text, JSON and a picture."""
+"""The Loihi 2 resource map of a bundle as text, JSON and a picture: `export.resource_map`, `spikeopd-export map`."""
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from export.loihi.placement import SOURCES, Core, Limits, cache_bytes, place
 from export.loihi.rules import Design, Violation, check_all
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, manifest_shape, read_manifest
-from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write, check_writable
+from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write
 from spikeopd.files import write_bytes
 
 MAP_SCHEMA = "spikeopd.loihi-map/1"
@@ -22,31 +22,44 @@ SITE_COLOURS = {
 }  # fmt: skip
 
 
-def run_map(args: argparse.Namespace) -> str:
-    """What the command prints. With --strict a violated rule is `CheckFailed`, raised after the picture is written."""
-    positions = manifest_shape(read_manifest(args.bundle)).max_position_embeddings
-    context = positions if args.context is None else args.context
-    if not 1 <= context <= positions:
-        raise InputError(f"--context {context}: this model takes 1 to {positions} tokens")
-    if args.picture:
-        check_writable(args.picture, "--picture")
-    result, cores, violations = resource_map(load_bundle(args.bundle), context)
-    if args.picture:
-        drawn = picture(cores, Limits(), f"{Path(args.bundle).name}, context {context}")
+@dataclass(frozen=True)
+class ResourceMap:
+    """Where every neuron lies and which design rules that breaks. `report` is JSON-ready."""
+
+    name: str
+    report: dict[str, Any]
+    cores: Sequence[Core]
+    violations: Sequence[Violation]
+    limits: Limits
+
+    def __str__(self) -> str:
+        return _text(self.report, self.violations)
+
+    def check(self) -> None:
+        """A violated design rule is `CheckFailed`."""
+        if self.violations:
+            raise CheckFailed(f"{len(self.violations)} design rule(s) violated; first: {self.violations[0]}")
+
+    def save_picture(self, path: Path | str) -> None:
+        """Draw the placement as a PNG file; needs matplotlib."""
+        drawn = picture(self.cores, self.limits, f"{self.name}, context {self.report['context']}")
         try:
-            write_bytes(Path(args.picture), drawn)
+            write_bytes(Path(path), drawn)
         except OSError as error:
-            raise cannot_write(args.picture, "--picture", error) from error
-    if args.strict and violations:
-        raise CheckFailed(f"{len(violations)} design rule(s) violated; first: {violations[0]}")
-    return json.dumps(result, allow_nan=False) if args.json else _text(result, violations)
+            raise cannot_write(path, "--picture", error) from error
 
 
 def resource_map(
-    model: SpikeModel, context: int, limits: Limits | None = None
-) -> tuple[dict[str, Any], list[Core], list[Violation]]:
-    """The map as a JSON-ready dict, its cores and the violations of all rules."""
+    bundle: SpikeModel | Path | str, context: int | None = None, limits: Limits | None = None
+) -> ResourceMap:
+    """Place a bundle, or the model of one, on Loihi 2 cores. context: tokens in the K/V cache; None: the model's."""
     limits = limits or Limits()
+    shape = bundle.shape if isinstance(bundle, SpikeModel) else manifest_shape(read_manifest(bundle))
+    context = shape.max_position_embeddings if context is None else context
+    if not 1 <= context <= shape.max_position_embeddings:
+        raise InputError(f"--context {context}: this model takes 1 to {shape.max_position_embeddings} tokens")
+    model = bundle if isinstance(bundle, SpikeModel) else load_bundle(bundle)
+    name = "model" if isinstance(bundle, SpikeModel) else Path(bundle).name
     weight_bits = 8 if model.precision == "int8" else 32
     cores = place(model.shape, context, limits, weight_bits)
     checked = check_all(Design(model, cores, limits))
@@ -84,10 +97,10 @@ def resource_map(
         "rules": {name: [violation.to_dict() for violation in found] for name, found in checked.items()},
         "placement": [core.to_dict() for core in cores],
     }
-    return result, cores, violations
+    return ResourceMap(name, result, cores, violations, limits)
 
 
-def picture(cores: list[Core], limits: Limits, title: str) -> bytes:
+def picture(cores: Sequence[Core], limits: Limits, title: str) -> bytes:
     """One square per core, chip by chip; colour is the site, the filled height is the memory in use."""
     try:
         from matplotlib.figure import Figure
@@ -128,7 +141,7 @@ def picture(cores: list[Core], limits: Limits, title: str) -> bytes:
     return buffer.getvalue()
 
 
-def _text(result: dict[str, Any], violations: list[Violation]) -> str:
+def _text(result: dict[str, Any], violations: Sequence[Violation]) -> str:
     lines = [
         f"context {result['context']}: {result['cores']} cores on {result['chips']} chip(s), "
         f"{result['neurons']:,} neurons, {result['synapses']:,} synapses, "

@@ -101,7 +101,7 @@ def residual_cannot_saturate(design: Design) -> list[Violation]:
     if design.model.precision != "int8":
         return []
     found = []
-    for layer, site, stream in _residual_reach(design.model):
+    for layer, site, stream in residual_reach(design.model):
         reach = int((stream + np.abs(design.model.site(layer, site).bias.astype(np.int64))).max())
         if reach > MEMBRANE_MAX:
             found.append((EMBED_SITE if layer < 0 else f"layer {layer} site {site}", reach))
@@ -112,13 +112,13 @@ def residual_fits_payload(design: Design) -> list[Violation]:
     """The residual stream travels as graded spikes."""
     if design.model.precision != "int8":
         return []
-    bits = max(int(stream.max()).bit_length() + 1 for _, _, stream in _residual_reach(design.model))
+    bits = max(int(stream.max()).bit_length() + 1 for _, _, stream in residual_reach(design.model))
     if bits <= design.limits.payload_bits:
         return []
     return [_violation("bits of the residual stream", "all layers", 1, bits, design.limits, "payload_bits")]
 
 
-def _residual_reach(model: SpikeModel) -> Iterator[tuple[int, str, Array]]:
+def residual_reach(model: SpikeModel) -> Iterator[tuple[int, str, Array]]:
     """(layer, site, largest |h| that can reach it, per channel): every token, every input of every write spikes."""
     e = model.embedding
     largest = np.abs(e.table.astype(np.int64)).max() * np.int64(e.row_scale.max())

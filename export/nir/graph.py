@@ -24,6 +24,7 @@ import nir
 import numpy as np
 from numpy.typing import NDArray
 
+from export.arrays import Location
 from spikeopd.contracts import DECAY_BITS, EMBED_SITE, Site, SpikeModel, projections
 from spikeopd.contracts.bundle import model_arrays
 from spikeopd.errors import InputError
@@ -69,15 +70,6 @@ INTEGER_NOTE = (
     "Integer model: before it decays, a membrane's magnitude is multiplied by decay_numerator and shifted right by 12 "
     "bits (truncation), and it saturates at 24 bits. NIR's nodes cannot say so; run as real numbers they may differ."
 )
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where an array of the model lies in the NIR file. `transposed`: stored [out, in] as NIR wants it."""
-
-    path: str
-    transposed: bool = False
-    transform: str = ""
 
 
 @dataclass

@@ -180,7 +180,7 @@ def head_logits(model: SpikeModel, counts: Array, accumulated: Array, sums: Arra
     """Last, affine part of the head. accumulated: acc_v (gamma) or acc_k; sums: gamma_sum or out_sum."""
     head, unit = model.head, readout_unit(model)
     mu, inv = normalise_counts(counts, unit, head.epsilon)
-    centred = (accumulated / unit - mu * sums) * inv
+    centred = (accumulated.astype(np.float64) / unit - mu * sums) * inv  # a float residual stream comes in float32
     if head.gamma is not None:
         return np.asarray(head.row_scale * centred + head.bias)
     assert head.out_scale is not None and head.out_bias is not None

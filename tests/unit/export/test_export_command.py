@@ -14,8 +14,8 @@ import torch
 from random_models import random_model
 from small_students import small_student
 
+from export.api import choose_prompts
 from export.cli import export_parser, main, map_parser
-from export.command import choose_prompts
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.text.tokenizer import load_tokenizer
 
@@ -152,12 +152,12 @@ def test_checkpoints_that_are_none(checkpoint, tmp_path, capsys):
 @pytest.fixture
 def unloaded(monkeypatch):
     """The model must not be loaded for what can be refused without it."""
-    import export.command
+    import export.api
 
     def load(folder):
         raise AssertionError("the model was loaded first")
 
-    monkeypatch.setattr(export.command, "load_student", load)
+    monkeypatch.setattr(export.api, "load_student", load)
 
 
 def test_refused_before_the_model_is_loaded(checkpoint, tmp_path, capsys, unloaded):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 from export.loihi.map import resource_map
 from export.loihi.placement import SOURCES, Limits, cache_bytes, groups_of, place
-from export.loihi.rules import RULES, Design, check_all
+from export.loihi.rules import RULES, Design, check_all, residual_reach
 
 SHAPE = random_shape(heads=2, head_dim=8, layers=1, ffn=24, positions=32)
 
@@ -74,15 +74,63 @@ def test_less_memory_never_needs_fewer_cores():
 )
 def test_a_limit_that_binds_is_reported_with_its_source(limits, rule):
     model = random_model(SHAPE)
-    result, _, violations = resource_map(model, 32, limits)
-    assert result["rules"][rule] and violations
-    assert result["rules"][rule][0]["source"] in SOURCES.values()
-    assert set(result["rules"]) == {rule.__name__ for rule in RULES}  # the others ran all the same
+    found = resource_map(model, 32, limits)
+    rules = found.report["rules"]
+    assert rules[rule] and found.violations
+    assert rules[rule][0]["source"] in SOURCES.values()
+    assert set(rules) == {rule.__name__ for rule in RULES}  # the others ran all the same
 
 
 def test_all_is_well_by_default():
-    _, _, violations = resource_map(random_model(SHAPE), 32)
-    assert violations == []
+    for form in ({}, PLUS):
+        shape = random_shape(heads=2, head_dim=8, layers=1, ffn=24, positions=32, **form)
+        found = resource_map(random_model(shape), 32)
+        assert found.violations == []
+        found.check()
+
+
+def test_the_second_form_by_hand():
+    shape = random_shape(heads=2, head_dim=8, layers=2, ffn=24, positions=32, **PLUS)
+    cores = {core.group: core for core in place(shape, 32)}
+    assert not {"layer0.o", "layer0.y"} & set(cores) and len(cores) == 1 + 2 * 8
+    x, h, r = (cores[f"layer0.{site}"] for site in "xhr")
+    assert (x.synapses, x.synapse_bits) == (16 * 16, 16 * 16 * 8)  # W_o enters x, W_2 enters h
+    assert (h.synapses, h.synapse_bits) == (16 * 24, 16 * 24 * 8)
+    assert x.used_bytes == 256 + 16 * 20  # words: membrane, threshold, bias, stream, bias and shift of the write
+    assert (x.in_axons, h.in_axons) == (16 + 16, 24 + 16)  # spikes, and the stream one to one
+    assert (r.out_axons, x.out_axons, h.out_axons) == (16, 16 * 2, 16 * 4)
+
+
+def test_the_worst_residual_stream_by_hand():
+    """Two channels: an embedding of 100 * 2 + 7, then every input of a write spikes, shifted, with its bias."""
+    shape = random_shape(heads=1, head_dim=2, layers=1, ffn=3, positions=2, vocab=2, **PLUS)
+    model = random_model(shape)
+    embedding = dataclasses.replace(
+        model.embedding,
+        table=np.array([[100, -3], [1, 2]], np.int8),
+        row_scale=np.array([2, 1], np.int32),
+        channel_gain=np.array([4, -4], np.int32),
+        shift=2,
+        position=np.array([[7, 0], [0, -9]], np.int16),
+    )
+    layer = dataclasses.replace(
+        model.layers[0],
+        w_o=np.array([[3, -5], [4, -6]], np.int8),
+        shift_o=np.array([1, 0], np.uint8),
+        bias_o=np.array([10, 20], np.int32),
+        w_2=np.array([[1, 1], [1, 1], [-9, 1]], np.int8),
+        shift_y=np.array([0, 16], np.uint8),
+        bias_y=np.array([0, 0], np.int32),
+    )
+    model = dataclasses.replace(model, embedding=embedding, layers=(layer,))
+    reach = {site: values.tolist() for _, site, values in residual_reach(model)}
+    assert reach["embed"] == [207, 209]  # the largest entry of the table stands for every channel
+    assert reach["x"] == [207 + 24, 209 + 20]  # (3 + 4) << 1 + 10 up; channel 1: up 0 + 20, down 11 - 20
+    assert reach["h"] == [231 + 9, 229 + (3 << 16)]
+    loud = dataclasses.replace(layer.sites["h"], bias=np.full(2, 2**23 - 5, np.int32))
+    broken = dataclasses.replace(model, layers=(dataclasses.replace(layer, sites={**layer.sites, "h": loud}),))
+    found = check_all(Design(broken, place(shape, 2), Limits()))["residual_cannot_saturate"]
+    assert found[0].where == "layer 0 site h" and found[0].worst == 229 + (3 << 16) + 2**23 - 5
 
 
 def test_thresholds_and_sums_beyond_the_membrane_are_found():
