@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
 
 # Sites of fixed size whose spikes make the firing rate of a layer. The attention map is reported apart.
 RATE_SITES = {"all": ("q", "k", "v", "r", "o", "x", "f", "y", "h"), "output": ("h",)}
@@ -71,13 +71,17 @@ def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -
     """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are."""
     # Counted in float32: bfloat16 stops counting at 256.
     return torch.stack(
-        [sum(recorder.spikes[layer, site].sum(dtype=torch.float32)
-             for site in RATE_SITES[rate_scope] if (layer, site) in recorder.spikes)
+        [sum(value.sum(dtype=torch.float32) for (at, site), value in recorder.spikes.items()
+             if at == layer and site in RATE_SITES[rate_scope])
          for layer in layers]
     )  # fmt: skip
 
 
-def layer_neurons(config, rate_scope: str) -> int:
+def rate_sites(config: BiSpikCLMConfig, rate_scope: str) -> tuple[str, ...]:
+    """Those of RATE_SITES that this student's block has."""
+    return tuple(site for site in RATE_SITES[rate_scope] if site in config.layer_sites)
+
+
+def layer_neurons(config: BiSpikCLMConfig, rate_scope: str) -> int:
     """N_l: neurons of one layer that count for its rate."""
-    sites = [site for site in RATE_SITES[rate_scope] if site in config.layer_sites]
-    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in sites)
+    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in rate_sites(config, rate_scope))

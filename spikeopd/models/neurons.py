@@ -5,7 +5,7 @@ r"""The neuron, defined once (paper Eq. lif), with its reset-aware adjoint (Eq. 
 
 The reset is subtractive, arrives one step late and is not decayed; the comparison is `>=`.
 `lif` runs all steps from rest on `[time, ...]`; `lif_step` is one step, for reading and for checking.
-With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, and a usable gradient where V is far from 1.
+With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, a usable gradient where V is far from 1.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def lif(
 ) -> Tensor:
     """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned.
 
-    unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are multiples
-    of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates and the membrane has 24 bits.
+    unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are
+    multiples of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates, the membrane has 24 bits.
     """
     if unit is not None:
         unit = unit.to(current.dtype).expand_as(threshold)

@@ -25,7 +25,7 @@ from spikeopd.methods.loop import finish_update
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.rollout import RATE_SITES, layer_spikes, rollout, uniforms
+from spikeopd.rollout import RATE_SITES, layer_spikes, rate_sites, rollout, uniforms
 from spikeopd.runlog import RunLog
 
 
@@ -139,7 +139,7 @@ def _row_spikes(
     """Spikes of each row and layer, [rows, layers]."""
     recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None))
     student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
-    sites = RATE_SITES[scope]
+    sites = rate_sites(student.config, scope)
     return torch.stack(
         [sum(recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in sites) for layer in layers], 1
     )
