@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from spikeopd.config import Stage1Config
 from spikeopd.data import batch
 from spikeopd.methods.alignment import BRANCHES, SpADObjective, TeacherShape, branch_sizes, branch_weights
 from spikeopd.methods.loop import finish_update, local_gradients, make_optimizer, run_updates, save_student
@@ -43,6 +44,8 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         setup, log, STAGE, objective, optimizer, options.updates,
         lambda update: update_step(setup, objective, optimizer, update), resume=resume, after=after,
     )  # fmt: skip
+    # A run that resumes behind its last update takes no step that would set it.
+    setup.accelerator.unwrap_model(objective).student.config.deploy_precision = forward_precision(options, done)
     save_student(setup, objective, log.folder / STAGE / "final")
     result = validate(setup, objective, length)
     return {
@@ -79,6 +82,11 @@ def make_objective(setup: Setup, student: BiSpikCLMForCausalLM) -> tuple[Any, to
     return make_optimizer(setup, objective, config.stage1.learning_rate)
 
 
+def forward_precision(options: Stage1Config, update: int) -> str:
+    """The last updates train what will be deployed, and the student stays so."""
+    return "int8" if options.deploy_updates and update >= options.updates - options.deploy_updates else "none"
+
+
 def update_step(setup: Setup, objective: Any, optimizer: torch.optim.Optimizer, update: int) -> dict[str, float]:
     """One optimizer step: the mean of each branch, the weighted loss, the gradient norm and the learning rate."""
     config, accelerator = setup.config, setup.accelerator
@@ -86,8 +94,7 @@ def update_step(setup: Setup, objective: Any, optimizer: torch.optim.Optimizer, 
     rows = options.micro_batch_size * options.gradient_accumulation_steps * accelerator.num_processes
     whole = torch.from_numpy(batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update))
     student = accelerator.unwrap_model(objective).student
-    if options.deploy_updates:  # the last updates train what will be deployed
-        student.config.deploy_precision = "int8" if update >= options.updates - options.deploy_updates else "none"
+    student.config.deploy_precision = forward_precision(options, update)
     sizes = branch_sizes(student.config, TeacherShape.of(setup.teacher.config), rows, length).to(setup.device)
     weights = branch_weights(options).to(setup.device)
     scale = (weights / sizes).float()

@@ -89,10 +89,12 @@ def test_stage1_weights_are_the_papers():
                        "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
 
-def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch):
+@pytest.mark.parametrize("deploy", [0, 4])
+def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, deploy):
     found = []
     for micro, accumulation in ((4, 1), (2, 2), (1, 4)):
-        setup = small_setup(f"stage1.micro_batch_size={micro}", f"stage1.gradient_accumulation_steps={accumulation}")
+        setup = small_setup(f"stage1.micro_batch_size={micro}", f"stage1.gradient_accumulation_steps={accumulation}",
+                            f"stage1.deploy_updates={deploy}")  # fmt: skip
         objective, optimizer = spad.make_objective(setup, spad.initial_student(setup))
         kept = capture_gradients(monkeypatch, spad)
         values = spad.update_step(setup, objective, optimizer, 0)
@@ -228,9 +230,10 @@ def test_completions_are_logged_on_request(tmp_path):
     assert len(samples) == 2 and all(isinstance(text, str) and text for text in samples)
 
 
-def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [(), ("stage1.deploy_updates=2",)])
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, options):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    _, finished = run_both(whole, small_setup())
+    _, finished = run_both(whole, small_setup(*options))
 
     class Killed(BaseException):
         pass
@@ -245,9 +248,13 @@ def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
 
         monkeypatch.setattr(module, name, dying)
         with pytest.raises(Killed):
-            run_both(broken, small_setup(), resume=(broken / "stage1").exists())
+            run_both(broken, small_setup(*options), resume=(broken / "stage1").exists())
         monkeypatch.undo()
-    _, resumed = run_both(broken, small_setup(), resume=True)
+    _, resumed = run_both(broken, small_setup(*options), resume=True)
+    precision = "int8" if options else "none"
+    for folder in (whole, broken):
+        for student in (folder / "stage1" / "final", folder / "final"):
+            assert json.loads((student / "config.json").read_text())["deploy_precision"] == precision
     assert resumed["last_rollouts"] == finished["last_rollouts"]
     a, b = (load_file(folder / "final" / "model.safetensors") for folder in (whole, broken))
     assert all(torch.equal(a[name], b[name]) for name in a)
