@@ -460,15 +460,12 @@ def _check_deploy(config: Config) -> list[str]:
     model, stage1 = config.model, config.stage1
     if config.train.stage == "2" or not stage1.deploy_updates:
         return []
-    found = []
-    if stage1.deploy_updates > stage1.updates:
-        found.append(f"stage1.deploy_updates: {stage1.deploy_updates} exceeds stage1.updates = {stage1.updates}")
-    if model.readout != "residual" or model.word_embed_proj_dim != model.hidden_size:
-        found.append(
-            "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
-            "set deploy_updates=0 or model.block=plus"
-        )
-    return found
+    if model.readout == "residual" and model.word_embed_proj_dim == model.hidden_size:
+        return []
+    return [
+        "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
+        "set stage1.deploy_updates=0"
+    ]
 
 
 def _check_stage1_weights(config: Config) -> list[str]:
@@ -545,8 +542,8 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         _check_deploy,
-        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.updates "
-        "stage1.deploy_updates train.stage",
+        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
+        "train.stage",
     ),
     (
         _check_stage1_weights,

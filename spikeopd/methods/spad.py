@@ -6,10 +6,11 @@ sums of the five targets (`alignment.py`), backward -> clip the global norm -> A
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from spikeopd.config import Stage1Config
 from spikeopd.methods.alignment import BRANCHES, SpADObjective, TeacherShape, branch_sizes, branch_weights
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, cosine_with_warmup
@@ -34,9 +35,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     weights = branch_weights(options).to(device)
     scale = (weights / sizes).float()
     for update in run.updates(options.updates):
-        if options.deploy_updates:  # the last updates train what will be deployed
-            deployed = update >= options.updates - options.deploy_updates
-            objective.student.config.deploy_precision = "int8" if deployed else "none"
+        objective.student.config.deploy_precision = forward_precision(options, update)
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):
@@ -52,8 +51,15 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         run.log(update, {"loss": loss, **branches, "grad_norm": norm, "learning_rate": rate})
         if run.done in options.checkpoint_updates:
             run.save_student(folder / f"update-{run.done:06d}")
+    # A run that resumes behind its last update takes no step that would set it.
+    objective.student.config.deploy_precision = forward_precision(options, run.done)
     run.save_student(folder / "final")
     return run.summary()
+
+
+def forward_precision(options: Stage1Config, update: int) -> Literal["none", "int8"]:
+    """The last updates train what will be deployed, and the student stays so."""
+    return "int8" if options.deploy_updates and update >= options.updates - options.deploy_updates else "none"
 
 
 def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:

@@ -44,7 +44,7 @@ from spikeopd.models.attention import (
     merge_heads,
     split_heads,
     update_cache,
-    values,
+    weighted_values,
 )
 from spikeopd.models.neurons import lif_membrane
 from spikeopd.registry import NEURONS, load
@@ -196,8 +196,8 @@ class Neurons(NamedTuple):
 
 
 class SpikeLinear(nn.Linear):
-    """A projection of spikes: current = X W^T + b, with W and b as they act: on the grid of the config, or on the one
-    of the deployable integers. `writes`: it feeds the residual stream, not neurons.
+    """A projection of spikes: current = X W^T + b, with W and b as they act: on the config's grid, or on the one of the
+    deployable integers. `writes`: it feeds the residual stream, not neurons.
     """
 
     def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
@@ -338,7 +338,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         if cache is not None:
             k, v = update_cache(cache, self.index, k, v)
         a = fire("a", coincidences(q, k))
-        r = fire("r", merge_heads(values(a, v)))
+        r = fire("r", merge_heads(weighted_values(a, v)))
         h = write(h, "o", self.out_proj(r))
         f = fire("f", self.fc1(fire("x", h)))
         h = write(h, "y", self.fc2(f))

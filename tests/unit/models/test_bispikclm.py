@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from spikeopd.config import BLOCKS, MODEL_PRESETS
 from spikeopd.errors import InputError
-from spikeopd.models.attention import coincidences, pack_spikes, unpack_spikes, values
+from spikeopd.models.attention import coincidences, pack_spikes, unpack_spikes, weighted_values
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder, SpikeLinear
 from spikeopd.models.initialise import calibrate
 from spikeopd.models.neurons import lif
@@ -136,7 +136,7 @@ def test_attention_by_hand():
     v = torch.tensor([[0.0, 1.0], [1.0, 1.0]]).view(1, 1, 1, 2, 2)
     counts = coincidences(q, k) * torch.ones(2, 2).tril()
     a = lif(counts, torch.tensor([1.0]))
-    z = values(a, v)
+    z = weighted_values(a, v)
     assert counts.view(2, 2).tolist() == [[1, 0], [1, 2]]
     assert a.view(2, 2).tolist() == [[1, 0], [1, 1]]
     assert z.view(2, 2).tolist() == [[0, 1], [1, 2]]

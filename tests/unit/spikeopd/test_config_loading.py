@@ -60,8 +60,6 @@ def test_a_block_brings_its_options_and_each_can_be_changed_alone():
 def test_a_deployable_phase_needs_a_student_that_has_one():
     (line,) = problems("tiny", ["model.readout=rate", "stage1.deploy_updates=5"])
     assert line.startswith("stage1.deploy_updates: needs model.readout=residual")
-    (line,) = problems("tiny", ["stage1.updates=5", "stage1.deploy_updates=6"])
-    assert line == "stage1.deploy_updates: 6 exceeds stage1.updates = 5"
 
 
 @pytest.mark.parametrize("name", ["opt-125m", "opt-350m", "opt-1.3b"])

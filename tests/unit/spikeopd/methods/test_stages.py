@@ -70,12 +70,13 @@ def test_stage1_weights_are_the_papers():
                        "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
 
-def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, tmp_path):
+@pytest.mark.parametrize("deploy", [0, 1])
+def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, tmp_path, deploy):
     kept, found = keep_gradient(monkeypatch), []
     for micro, accumulation in ((4, 1), (2, 2), (1, 4)):
         split = (f"stage1.micro_batch_size={micro}", f"stage1.gradient_accumulation_steps={accumulation}")
         with RunLog(tmp_path / str(micro), quiet=True) as log:
-            spad.run(small_setup("stage1.updates=1", *split), log)
+            spad.run(small_setup("stage1.updates=1", f"stage1.deploy_updates={deploy}", *split), log)
         found.append(dict(kept))
     for other in found[1:]:
         assert worst(found[0]["gradient"], other["gradient"]) <= 1e-6
@@ -223,16 +224,21 @@ def test_completions_are_logged_on_request(tmp_path):
     assert len(samples) == 2 and all(isinstance(text, str) and text for text in samples)
 
 
-def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [(), ("stage1.deploy_updates=2",)])
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, options):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    _, finished = run_both(whole, small_setup())
+    _, finished = run_both(whole, small_setup(*options))
 
     for stage, at in (("stage1", 3), ("stage2", 1)):
         kill_at(monkeypatch, stage, at)
         with pytest.raises(Killed):
-            run_both(broken, small_setup(), resume=(broken / "stage1").exists())
+            run_both(broken, small_setup(*options), resume=(broken / "stage1").exists())
         monkeypatch.undo()
-    _, resumed = run_both(broken, small_setup(), resume=True)
+    _, resumed = run_both(broken, small_setup(*options), resume=True)
+    precision = "int8" if options else "none"
+    for folder in (whole, broken):
+        for student in (folder / "stage1" / "final", folder / "final"):
+            assert json.loads((student / "config.json").read_text())["deploy_precision"] == precision
     assert resumed["last_rollouts"] == finished["last_rollouts"]
     a, b = (load_file(folder / "final" / "model.safetensors") for folder in (whole, broken))
     assert all(torch.equal(a[name], b[name]) for name in a)
