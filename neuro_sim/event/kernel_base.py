@@ -15,7 +15,8 @@ from spikeopd.contracts import LOGIT_INPUT_BITS
 
 Array = NDArray[Any]
 # Called by compiled code only: without wrappers for Python the first start is a sixth shorter.
-compiled: Callable[[Any], Any] = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled: Callable[[Any], Any] = njit(nogil=True, **_BARE)
 
 # Columns of the per-layer tables, in the order of contracts.LAYER_SITES and of plan.WEIGHTS.
 Q, K, V, A, R, O, X, F, Y, H = range(10)  # noqa: E741
