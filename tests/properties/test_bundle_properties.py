@@ -29,11 +29,20 @@ slow = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 @slow
 @given(
-    heads=st.integers(1, 3), head_dim=st.integers(1, 5), layers=st.integers(1, 2), ffn=st.integers(1, 9),
-    vocab=st.integers(1, 9), positions=st.integers(2, 5), num_steps=st.integers(1, 5), seed=st.integers(0, 99),
-    width=st.one_of(st.none(), st.integers(1, 9)), options=st.sampled_from(OPTIONS),
-    write=st.sampled_from(["spike", "current"]), readout=st.sampled_from(["rate", "residual"]), distances=st.integers(0, 3),
-)  # fmt: skip
+    heads=st.integers(1, 3),
+    head_dim=st.integers(1, 5),
+    layers=st.integers(1, 2),
+    ffn=st.integers(1, 9),
+    vocab=st.integers(1, 9),
+    positions=st.integers(2, 5),
+    num_steps=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    width=st.one_of(st.none(), st.integers(1, 9)),
+    options=st.sampled_from(OPTIONS),
+    write=st.sampled_from(["spike", "current"]),
+    readout=st.sampled_from(["rate", "residual"]),
+    distances=st.integers(0, 3),
+)
 def test_any_shape_survives_the_file(seed, options, **sizes):
     model = random_model(random_shape(**sizes), seed=seed)
     with tempfile.TemporaryDirectory() as folder:
