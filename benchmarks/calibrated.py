@@ -155,7 +155,7 @@ def _calibrate_attention(
 
 def refine(model: SpikeModel, rate: float, context: int, rounds: int = 3) -> SpikeModel:
     """Move the thresholds of whole groups until the engine itself, on its own keys and values, shows the rate."""
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
 
     rng = np.random.default_rng(2)
     fed = rng.integers(0, model.shape.vocab_size, context - 1).tolist()

@@ -40,7 +40,7 @@ def event(options: dict[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[
     """The event engine on a calibrated random model."""
     from calibrated import OPT_SHAPES, calibrated_model, read_bandwidth, refine
 
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
 
     shape, rate, context = OPT_SHAPES[options["shape"]], options["rate"], options["context"]
     model = calibrated_model(shape, rate, context)

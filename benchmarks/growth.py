@@ -1,6 +1,6 @@
 """How the event engine's cost per token grows with width, depth, context and batch. Random models, one thread.
 
-python benchmarks/growth.py [--rounds 3]
+python benchmarks/growth.py [--rounds 3] [--plus]
 Prints CPU milliseconds per token and sequence, best of the rounds, with the model's own measured firing rate.
 """
 
@@ -10,19 +10,21 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from random_models import random_model, random_shape  # noqa: E402
+from random_models import PLUS, random_model, random_shape  # noqa: E402
 
-from neuro_sim.engine import EventDecoder  # noqa: E402
+from neuro_sim.event.engine import EventDecoder  # noqa: E402
 
 
-def cost(width: int, layers: int, context: int, rounds: int, batch: int = 1) -> tuple[float, float]:
+def cost(width: int, layers: int, context: int, rounds: int, batch: int, form: dict[str, Any]) -> tuple[float, float]:
     """(CPU ms a token and sequence, firing rate) after `context` tokens in the cache."""
-    shape = random_shape(heads=width // 64, head_dim=64, layers=layers, ffn=4 * width, vocab=1024, positions=2048)
+    sizes = {"heads": width // 64, "head_dim": 64, "layers": layers, "ffn": 4 * width, "vocab": 1024, "positions": 2048}
+    shape = random_shape(**sizes, **form)
     decoder = EventDecoder(random_model(shape, seed=1, drive=0.6), threads=1)
     tokens = np.random.default_rng(0).integers(4, 1024, context + 8 * rounds).tolist()
     best, rate = 9e9, 0.0
@@ -50,12 +52,13 @@ def cost(width: int, layers: int, context: int, rounds: int, batch: int = 1) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--plus", action="store_true", help="the second form of the block, with every option")
+    args = parser.parse_args()
     print(f"{'width':>6}{'layers':>8}{'context':>9}{'batch':>7}{'ms/token':>10}{'rate':>7}")
     cases = [(w, 4, 128, 1) for w in (128, 256, 512, 768)] + [(256, n, 128, 1) for n in (1, 8, 12)]
     cases += [(256, 4, c, 1) for c in (512, 1024, 1900)] + [(256, 4, 16, b) for b in (2, 4, 8)]
     for width, layers, context, batch in cases:
-        ms, rate = cost(width, layers, context, rounds, batch)
+        ms, rate = cost(width, layers, context, args.rounds, batch, PLUS if args.plus else {})
         print(f"{width:6d}{layers:8d}{context:9d}{batch:7d}{ms:10.3f}" + (f"{rate:7.2f}" if rate else ""), flush=True)
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from random_models import PLUS, random_model, random_shape  # noqa: E402
 
-from neuro_sim.engine import EventDecoder  # noqa: E402
+from neuro_sim.event.engine import EventDecoder  # noqa: E402
 from neuro_sim.lava.decoder import LavaDecoder  # noqa: E402
 from spikeopd.contracts import SpikeModel  # noqa: E402
 from spikeopd.errors import CheckFailed, run_command  # noqa: E402

@@ -21,7 +21,9 @@ def main() -> None:
     from decode_worker import peak_bytes, resident_bytes
     from random_models import random_model
 
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
+    from neuro_sim.event.plan import place_weights
+    from spikeopd.contracts.bundle import assemble, model_arrays
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=sorted(OPT_SHAPES))
@@ -30,11 +32,13 @@ def main() -> None:
     args = parser.parse_args()
     EventDecoder(random_model(), threads=1).prefill([1, 2, 3])
     before = resident_bytes()
-    model = random_model(OPT_SHAPES[args.shape])
-    names = ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
-    weights = sum(getattr(layer, name).size for layer in model.layers for name in names) + model.embedding.table.size
-    for matrix in (model.embedding.project_in, model.head.project_out):
-        weights += 0 if matrix is None else matrix.size
+    shape, model = OPT_SHAPES[args.shape], random_model(OPT_SHAPES[args.shape])
+    numbers, arrays = (model.decay, model.embedding.shift, model.head.epsilon), model_arrays(model)
+    weights = sum(array.size for array in arrays.values() if array.dtype == "int8")
+    del model
+    place_weights(shape, arrays)  # handed over, as load_bundle does it
+    model = assemble(shape, "int8", *numbers, arrays)
+    del arrays
     decoder = EventDecoder(model, threads=args.threads)
     started = time.process_time()
     prompt = [i % 100 for i in range(args.tokens - 4)]

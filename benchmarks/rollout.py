@@ -13,9 +13,10 @@ from transformers.utils import logging
 
 from spikeopd.config import load_config
 from spikeopd.methods import opd, spad
-from spikeopd.methods.loop import make_optimizer
+from spikeopd.methods.adaptation import Adaptation
 from spikeopd.methods.setup import build, make_accelerator
 from spikeopd.rollout import rollout, uniforms
+from spikeopd.runlog import RunLog
 from spikeopd.text.tokens import batch
 
 
@@ -49,8 +50,9 @@ def main() -> None:
     for k, seconds in best.items():
         print(f"{k:6d}{(seconds - prefill) / (k - 1) * 1e3:24.2f}")
 
-    objective, optimizer = make_optimizer(setup, opd.PolicyObjective(student, config.train.kl_chunk_tokens), 1e-6)
+    policy = opd.DistilledPolicy(student, config.train.kl_chunk_tokens, opd.chosen_divergence(options))
     reference = spad.initial_student(setup).requires_grad_(False).eval()
+    run = Adaptation(setup, RunLog("unused", active=False), policy, reference)
     parts = {}
 
     def timed(name, function, *arguments):
@@ -62,11 +64,10 @@ def main() -> None:
     every = tuple(range(student.config.num_hidden_layers))
     for update in range(a.rounds):
         u = uniforms(0, update, len(prompts), options.max_completion_length)
-        sampled = timed("rollout", objective, "rollout", prompts, u, 1.0, every, options.rate_scope)
-        visited = timed("teacher and reference", opd.score, setup, reference, sampled, options.max_completion_length)
-        timed("student forward, losses, backward", opd.descend, setup, objective, reference, [visited])
-        timed("Adam", optimizer.step)
-        optimizer.zero_grad(set_to_none=True)
+        sampled = timed("rollout", run.call, policy.rollout, prompts, u, 1.0, every, options.rate_scope)
+        visited = timed("teacher and reference", opd.score, setup, reference, sampled)
+        values = timed("student forward, losses, backward", opd.descend, run, [visited])
+        timed("Adam", run.step, values["loss"], 1e-6)
     total = sum(parts.values())
     print(f"\none Stage-2 update: {total / a.rounds:.2f} s")
     for name, seconds in parts.items():

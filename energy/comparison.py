@@ -14,11 +14,9 @@ def student_row(report: dict[str, Any]) -> dict[str, Any]:
     """A student from its report; `parameters` are those of the OPT of its shape."""
     whole = report["summary"][-1]
     shape = parse_shape(report["model"], "report")
-    basis = "measured" if report["source"]["kind"] == "run" else "rates"
-    return _row(
-        report["source"]["name"], opt_parameters(shape), whole["tokens"], whole["ops"], whole["rate"],
-        whole["energy_pj"], basis,
-    )  # fmt: skip
+    basis = "counted" if report["source"]["kind"] == "run" else "rates"
+    name, parameters = report["source"]["name"], opt_parameters(shape)
+    return _row(name, parameters, whole["tokens"], whole["ops"], whole["rate"], whole["energy_pj"], basis)
 
 
 def teacher_row(name: str, shape: ModelShape, tokens: int, keys: int, costs: CostTable) -> dict[str, Any]:
@@ -27,25 +25,15 @@ def teacher_row(name: str, shape: ModelShape, tokens: int, keys: int, costs: Cos
     return _row(name, opt_parameters(shape), tokens, macs, None, macs * costs.price("mac"), "closed form")
 
 
-def spikegpt_row(
-    shape: SpikeGPTShape, tokens: int, rate: float, costs: CostTable, dense_head: bool = True
-) -> dict[str, Any]:
-    """SpikeGPT's shape under the same protocol: blocks spike-driven (one step per token), head dense.
-
-    `dense_head=False` counts the head as accumulations too, which is what the paper's printed rows do.
-    """
+def spikegpt_row(shape: SpikeGPTShape, tokens: int, rate: float, costs: CostTable) -> dict[str, Any]:
+    """SpikeGPT's shape under the same protocol: blocks spike-driven (one step per token), head dense."""
     macs = shape.macs(tokens)
-    sops = rate * (macs["time_mix"] + macs["channel_mix"])
-    head = macs["head"]
-    if dense_head:
-        ops, energy = sops + head, sops * costs.price("ac") + head * costs.price("mac")
-    else:
-        ops = sops + rate * head
-        energy = ops * costs.price("ac")
-    return _row(shape.name, shape.parameters, tokens, ops, rate, energy, "shape × rate")
+    sops, head = rate * (macs["time_mix"] + macs["channel_mix"]), macs["head"]
+    energy = sops * costs.price("ac") + head * costs.price("mac")
+    return _row(shape.name, shape.parameters, tokens, sops + head, rate, energy, "shape × rate")
 
 
-def compare(
+def compare_rows(
     reports: Sequence[dict[str, Any]],
     costs: CostTable,
     teacher: tuple[str, ModelShape] | None = None,

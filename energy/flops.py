@@ -7,21 +7,22 @@ For the token at position i (it sees i + 1 keys), with hidden size d, FFN size f
 
 and outside the layers `embed` w d (only if w != d; a table lookup multiplies nothing) and `head` d w (only if
 w != d) + w V. BiSpikCLM has the same matrix products in the same places, so these are the FLOPs_c(l) of the paper's
-Appendix E, plus `residual`: its two gains g_O, g_2 are one-to-one synapses, 2 d. One MAC is one of the paper's FLOPs.
+Appendix E; where its sublayers write spikes there is also `residual`, the one-to-one gains g_O, g_2: 2 d. The counts
+come from the table of the block's synapses, `spikeopd.contracts.topology`. One MAC is one of the paper's FLOPs.
 
 Masked attention counts the keys causality allows; unmasked counts every key of the sequence, as a square product does.
-Biases, LayerNorm, softmax and activation functions are not matrix products and are not counted (see report.NOT_COSTED).
+Biases, LayerNorm, softmax and activation functions are no matrix products and are not counted (assembly.NOT_COSTED).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spikeopd.contracts import ModelShape, parse_shape
-from spikeopd.contracts.topology import layer_macs, outer_macs
+from spikeopd.contracts import ModelShape, parse_shape, projections
+from spikeopd.contracts.topology import SIZES, layer_macs, outer_macs
 from spikeopd.errors import InputError
 from spikeopd.files import find_model
 
@@ -45,17 +46,22 @@ def opt_shape(name: str) -> ModelShape:
     return ModelShape(hidden, layers, heads, ffn, OPT_VOCABULARY, OPT_POSITIONS, 1, width)
 
 
+def dense_shape(shape: ModelShape) -> ModelShape:
+    """The OPT of a student's sizes: one step, and nothing of the student's form of the block."""
+    sizes = {name: getattr(shape, name) for name in SIZES}
+    return ModelShape(**sizes | {"num_steps": 1})
+
+
 def published_name(shape: ModelShape) -> str | None:
-    """The published OPT that has this shape, if any."""
-    return next((name for name in _OPT_SIZES if opt_shape(name) == shape), None)
+    """The published OPT that has these sizes, if any."""
+    return next((name for name in _OPT_SIZES if opt_shape(name) == dense_shape(shape)), None)
 
 
 def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
     """A shape from `opt-125m`, a config.json, a bundle's manifest.json, or a folder that holds one of them.
 
-    A run folder of spikeopd-train stands for the student in it.
-
-    `num_steps` overrides the file's; a dense model has none of its own.
+    A run folder of spikeopd-train stands for the student in it. The file says which form of the block it is; a dense
+    model stands for the paper's. `num_steps` overrides the file's; a dense model has none of its own.
     """
     path = Path(source)
     if path.is_dir():
@@ -76,20 +82,15 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
     return parse_shape(raw, str(path), num_steps)
 
 
-def keys_seen(positions: Iterable[int]) -> int:
-    """Keys causality allows: the token at position i sees i + 1."""
-    return sum(position + 1 for position in positions)
-
-
 def keys_of_sequence(tokens: int, start: int = 0) -> int:
-    """keys_seen(range(start, start + tokens)) in closed form."""
+    """Keys causality allows `tokens` tokens from position `start` on: the one at position i sees i + 1."""
     return tokens * start + tokens * (tokens + 1) // 2
 
 
 def opt_macs(shape: ModelShape, tokens: int, keys: int) -> dict[str, int]:
     """MACs of the whole dense transformer by component (all layers together). OPT's residual adds, so it has none."""
     one = layer_macs(shape, tokens, keys)
-    inner = {name: shape.num_hidden_layers * one[name] for name in shape.layer_components if name != "residual"}
+    inner = {name: shape.num_hidden_layers * macs for name, macs in one.items() if name != "residual"}
     return inner | outer_macs(shape, tokens)
 
 
@@ -109,9 +110,7 @@ def opt_bytes(shape: ModelShape, tokens: int, keys: int, bytes_per_value: int = 
 
     One token at a time, as the student is counted; a batched prompt would share the weights over its tokens.
     """
-    weights = shape.num_hidden_layers * sum(
-        layer_macs(shape, 1, 0)[name] for name in ("qkv", "output", "ffn_in", "ffn_out")
-    )
+    weights = shape.num_hidden_layers * sum(matrix.macs(shape, 1, 0) for matrix in projections(shape))
     embed = shape.word_embed_proj_dim + shape.hidden_size + outer_macs(shape, 1)["embed"]
     cache = shape.num_hidden_layers * 2 * shape.hidden_size
     return {
@@ -151,12 +150,18 @@ class SpikeGPTShape:
 
 SPIKEGPT: Mapping[str, SpikeGPTShape] = {
     "spikegpt-46m": SpikeGPTShape(
-        "spikegpt-46m", 512, 12, 5458,
+        "spikegpt-46m",
+        512,
+        12,
+        5458,
         "12 layers of width 512 in the paper's enwik8 table (46.1 M); the 5458 characters are those of a public rerun "
         "of its enwik8 training, which counts 46,553,088 parameters",
     ),
     "spikegpt-216m": SpikeGPTShape(
-        "spikegpt-216m", 768, 18, 50277,
+        "spikegpt-216m",
+        768,
+        18,
+        50277,
         "n_layer 18, n_embd 768 on the model card of SpikeGPT-OpenWebText-216M; the 20B tokenizer's 50277 entries",
     ),
-}  # fmt: skip
+}

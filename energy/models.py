@@ -4,25 +4,28 @@ Measured:    every counted event times its price.
 Analytical:  SOPs_c(l) = f_r^c(l) T_s FLOPs_c(l)  (Appendix E), with f_r unrounded, per component and layer.
 
 The two are equal, to the last operation, wherever the fan-out of a spike does not depend on when it fires: the
-projections, the residual gains and the attention's value sum. A query spike meets i + 1 keys, so for the coincidences
-the estimate (mean rate x all pairs) and the count differ by how the rate varies with position; counted unmasked,
-over sequences of one length, they are equal again. `compare_counts` computes both and says which must agree.
+projections, the residual gains (where the block has them) and the attention's value sum. A query spike meets i + 1
+keys, so for the coincidences the estimate (mean rate x all pairs) and the count differ by how the rate varies with
+position; counted unmasked, over sequences of one length, they are equal again. `compare_counts` computes both and says
+which must agree. Which neurons drive what, and how far a spike reaches, is read from `spikeopd.contracts.topology`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
 
 from energy.costs import CostTable
-from energy.flops import layer_macs, outer_macs
-from spikeopd.contracts import EMBED_SITE, LAYER_COMPONENTS, LAYER_SITES, Activity, Array, ModelShape
+from spikeopd.contracts import EMBED_SITE, Activity, Array, ModelShape, component_drivers, connections
+from spikeopd.contracts.activity import site_rows
 from spikeopd.contracts.run import PerToken, Run
+from spikeopd.contracts.topology import INPUT, layer_macs, outer_macs
+from spikeopd.errors import InputError
 
 Key = TypeVar("Key")
 # Rates per component, one per layer: spikes of the driving neurons per neuron and step.
@@ -35,6 +38,10 @@ class Hops:
 
     east_west: float = 0.0
     north_south: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.east_west < float("inf") and 0 <= self.north_south < float("inf")):
+            raise InputError(f"hops of a spike (--hops) must be two numbers from 0, got {astuple(self)}")
 
 
 NO_HOPS = Hops()
@@ -53,19 +60,17 @@ class Line:
 
 def measured_lines(activity: Activity, costs: CostTable, hops: Hops = NO_HOPS) -> list[Line]:
     """Energy of counted events: synaptic operations, dense MACs, neuron updates and spike delivery."""
-    layers = activity.sops["qkv"].shape[0]
     lines = [
-        _line(costs, name, layer, "ac", int(activity.sops[name][layer].sum()))
-        for name in LAYER_COMPONENTS
-        for layer in range(layers)
+        _line(costs, name, layer, "ac", int(row.sum()))
+        for name, table in activity.sops.items()
+        for layer, row in enumerate(table)
     ]
     lines += [_line(costs, name, None, "mac", activity.macs[name]) for name in ("embed", "head")]
-    for place, sites in _places(layers):
-        row = place or 0
-        spikes = sum(int(activity.spikes[site][row].sum()) for site in sites)
-        cells = sum(int(activity.cells[site][row].sum()) for site in sites)
-        lines += _neuron_lines(costs, hops, place, spikes, cells)
-    return lines
+    spikes, cells = (
+        {site: [int(row.sum()) for row in table] for site, table in tables.items()}
+        for tables in (activity.spikes, activity.cells)
+    )
+    return lines + _neuron_lines(costs, hops, spikes, cells)
 
 
 def estimated_lines(
@@ -79,24 +84,40 @@ def estimated_lines(
 ) -> list[Line]:
     """Energy from firing rates alone: Appendix E, with neuron updates and deliveries where the table prices them.
 
-    `site_rates` gives the rate of every neuron group, per layer, for those updates. Without it a group fires like the
-    component it drives; keys and values drive none and are taken to fire like queries, the last layer's output like
-    that layer's input.
+    `site_rates` gives the rate of every neuron group, per layer, for those updates; without it, `driven_rates`.
     """
     lines = [
         _line(costs, name, layer, "ac", sops)
-        for name in LAYER_COMPONENTS
+        for name in shape.layer_components
         for layer, sops in enumerate(estimated_sops(shape, rates, tokens, keys, name))
     ]
     lines += [_line(costs, name, None, "mac", count) for name, count in outer_macs(shape, tokens).items()]
-    for place, sites in _places(shape.num_hidden_layers):
-        cells = {site: shape.num_steps * _slots(shape, site, tokens, keys) for site in sites}
-        spikes = sum(
-            cells[site] * (_site_rate(rates, site, place) if site_rates is None else site_rates[site][place or 0])
-            for site in sites
-        )
-        lines += _neuron_lines(costs, hops, place, spikes, sum(cells.values()))
-    return lines
+    cells = site_cells(shape, tokens, keys)
+    return lines + _neuron_lines(costs, hops, site_spikes(cells, site_rates or driven_rates(shape, rates)), cells)
+
+
+def site_cells(shape: ModelShape, tokens: int, keys: int) -> dict[str, list[int]]:
+    """Neuron slots of every group, per layer, over all steps of `tokens` tokens that look at `keys` keys in total."""
+    return {
+        site: [shape.num_steps * shape.site_slots(site, tokens, keys)] * rows for site, rows in site_rows(shape).items()
+    }
+
+
+def site_spikes(cells: Mapping[str, Sequence[int]], site_rates: Rates) -> dict[str, list[float]]:
+    return {
+        site: [slots * rate for slots, rate in zip(row, site_rates[site], strict=True)] for site, row in cells.items()
+    }
+
+
+def driven_rates(shape: ModelShape, rates: Rates) -> dict[str, list[float]]:
+    """Rates of the neuron groups from those of the components: a group fires like the component it drives.
+
+    Keys and values drive none and are taken to fire like queries, the last layer's output like that layer's input.
+    """
+    driven = {connection.driver: rates[connection.component] for connection in connections(shape)}
+    layers = {site: list(driven.get(site, driven["q"])) for site in shape.layer_sites}
+    entering = list(driven[INPUT])
+    return {EMBED_SITE: entering[:1], **layers, "h": [*entering[1:], entering[-1]]}
 
 
 def estimated_sops(shape: ModelShape, rates: Rates, tokens: int, keys: int, component: str) -> list[float]:
@@ -105,11 +126,11 @@ def estimated_sops(shape: ModelShape, rates: Rates, tokens: int, keys: int, comp
     return [rate * shape.num_steps * dense for rate in rates[component]]
 
 
-def measured_rates(activity: Activity) -> dict[str, list[float]]:
+def measured_rates(shape: ModelShape, activity: Activity) -> dict[str, list[float]]:
     """Unrounded firing rate of every component's driver, per layer."""
-    layers = activity.sops["qkv"].shape[0]
     return {
-        name: [_ratio(*driver_counts(activity, name, layer)) for layer in range(layers)] for name in LAYER_COMPONENTS
+        name: [_ratio(*driver_counts(shape, activity, name, layer)) for layer in range(shape.num_hidden_layers)]
+        for name in shape.layer_components
     }
 
 
@@ -125,37 +146,28 @@ def measured_site_rates(activity: Activity) -> dict[str, list[float]]:
 
 
 def uniform_rates(shape: ModelShape, rate: float) -> dict[str, list[float]]:
-    return {name: [rate] * shape.num_hidden_layers for name in LAYER_COMPONENTS}
+    return {name: [rate] * shape.num_hidden_layers for name in shape.layer_components}
 
 
-def driver_counts(activity: Activity, component: str, layer: int) -> tuple[int, int]:
-    """Spikes and neuron slots of the neurons that drive one component (contracts.COMPONENT_DRIVERS)."""
-    sites: dict[str, list[tuple[str, int]]] = {
-        "qkv": [(EMBED_SITE, 0) if layer == 0 else ("h", layer - 1)],
-        "coincidence": [("q", layer)],
-        "av": [("a", layer)],
-        "output": [("r", layer)],
-        "residual": [("o", layer), ("y", layer)],
-        "ffn_in": [("x", layer)],
-        "ffn_out": [("f", layer)],
-    }
-    pairs = sites[component]
+def driver_counts(shape: ModelShape, activity: Activity, component: str, layer: int) -> tuple[int, int]:
+    """Spikes and neuron slots of the neurons that drive one component."""
+    drivers = [(site, max(row, 0)) for row, site in component_drivers(shape, component, layer)]
     return (
-        sum(int(activity.spikes[site][row].sum()) for site, row in pairs),
-        sum(int(activity.cells[site][row].sum()) for site, row in pairs),
+        sum(int(activity.spikes[site][row].sum()) for site, row in drivers),
+        sum(int(activity.cells[site][row].sum()) for site, row in drivers),
     )
 
 
-def mean_rate(activity: Activity, attention: bool = False) -> float:
-    """Spikes per neuron and step over every fixed-size site; the attention map is left out unless asked for."""
-    sites = [site for site in activity.spikes if attention or site != "a"]
+def mean_rate(activity: Activity) -> float:
+    """Spikes per neuron and step over every fixed-size site; the attention map is left out."""
+    sites = [site for site in activity.spikes if site != "a"]
     return _ratio(
         sum(int(activity.spikes[site].sum()) for site in sites), sum(int(activity.cells[site].sum()) for site in sites)
     )
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Check:
     """One component of one layer, counted and estimated. `must_equal` where theory leaves no room for a difference."""
 
     component: str
@@ -168,33 +180,32 @@ class Comparison:
     equal: bool
 
 
-def compare_counts(run: Run, phase: str | None = None) -> list[Comparison]:
+def compare_counts(run: Run, phase: str | None = None) -> list[Check]:
     """Counted SOPs beside f_r T_s FLOPs, exactly (as fractions); `coincidence_unmasked` is a component of its own."""
     activity, shape = run.activity(phase), run.shape
     masked = layer_macs(shape, activity.tokens, run.keys(phase))
     square = layer_macs(shape, activity.tokens, run.keys_unmasked(phase))["coincidence"]
     one_length = len(set(run.contexts().values())) <= 1
     rows = []
-    for name in (*LAYER_COMPONENTS, "coincidence_unmasked"):
+    for name in (*shape.layer_components, "coincidence_unmasked"):
         driver = name.removesuffix("_unmasked")
         for layer in range(shape.num_hidden_layers):
-            spikes, cells = driver_counts(activity, driver, layer)
+            spikes, cells = driver_counts(shape, activity, driver, layer)
             dense = square if name != driver else masked[name]
             counted = activity.sops_unmasked if name != driver else activity.sops[name]
             measured = int(counted[layer].sum())
             exact = Fraction(spikes, cells) * shape.num_steps * dense if cells else Fraction(0)
             must = one_length if name == "coincidence_unmasked" else name != "coincidence"
             rows.append(
-                Comparison(name, layer, _ratio(spikes, cells), dense, measured, float(exact), must, exact == measured)
+                Check(name, layer, _ratio(spikes, cells), dense, measured, float(exact), must, exact == measured)
             )
     return rows
 
 
 def token_energies(shape: ModelShape, tokens: PerToken, costs: CostTable, hops: Hops = NO_HOPS) -> Array:
     """pJ of every fed token. Their sum is the run's energy: neuron slots follow from shape and position."""
-    fixed = sum(_slots(shape, site, 1, 0) for _, sites in _places(shape.num_hidden_layers) for site in sites)
-    growing = shape.num_attention_heads * shape.num_hidden_layers
-    cells = shape.num_steps * (fixed + growing * (tokens.position + 1))
+    fixed, grown = (sum(map(sum, site_cells(shape, 1, keys).values())) for keys in (0, 1))
+    cells = fixed + (grown - fixed) * (tokens.position + 1)
     per_spike = _delivery(costs, hops)
     return np.asarray(
         costs.price("ac") * tokens.sops
@@ -240,40 +251,30 @@ def _line(costs: CostTable, component: str, layer: int | None, event: str, numbe
     return Line(component, layer, event, number, number * costs.price(event))
 
 
-def _neuron_lines(costs: CostTable, hops: Hops, place: int | None, spikes: float, cells: float) -> list[Line]:
-    lines = [
-        _line(costs, "neurons", place, "neuron_active", spikes),
-        _line(costs, "neurons", place, "neuron_inactive", cells - spikes),
-        _line(costs, "routing", place, "spike", spikes),
-    ]
-    for event, number in (("hop_ew", hops.east_west), ("hop_ns", hops.north_south)):
-        if number:
-            lines.append(_line(costs, "routing", place, event, spikes * number))
+def _neuron_lines(
+    costs: CostTable, hops: Hops, spikes: Mapping[str, Sequence[float]], cells: Mapping[str, Sequence[int]]
+) -> list[Line]:
+    """Updates and deliveries of the embedding's neurons, then of each layer's. Both tables: group -> one per layer."""
+    inner = [site for site in cells if site != EMBED_SITE]
+    places: list[tuple[int | None, list[str]]] = [(None, [EMBED_SITE])]
+    places += [(layer, inner) for layer in range(len(cells[inner[0]]))]
+    lines = []
+    for place, sites in places:
+        fired = sum(spikes[site][place or 0] for site in sites)
+        slots = sum(cells[site][place or 0] for site in sites)
+        lines += [
+            _line(costs, "neurons", place, "neuron_active", fired),
+            _line(costs, "neurons", place, "neuron_inactive", slots - fired),
+            _line(costs, "routing", place, "spike", fired),
+        ]
+        for event, number in (("hop_ew", hops.east_west), ("hop_ns", hops.north_south)):
+            if number:
+                lines.append(_line(costs, "routing", place, event, fired * number))
     return lines
 
 
 def _delivery(costs: CostTable, hops: Hops) -> float:
     return costs.price("spike") + hops.east_west * costs.price("hop_ew") + hops.north_south * costs.price("hop_ns")
-
-
-def _places(layers: int) -> list[tuple[int | None, tuple[str, ...]]]:
-    places: list[tuple[int | None, tuple[str, ...]]] = [(None, (EMBED_SITE,))]
-    return places + [(layer, LAYER_SITES) for layer in range(layers)]
-
-
-def _slots(shape: ModelShape, site: str, tokens: int, keys: int) -> int:
-    return shape.num_attention_heads * keys if site == "a" else shape.site_size(site, 0) * tokens
-
-
-def _site_rate(rates: Rates, site: str, layer: int | None) -> float:
-    if layer is None:
-        return rates["qkv"][0]
-    if site == "h":
-        following = rates["qkv"][layer + 1 :]
-        return following[0] if following else rates["qkv"][layer]
-    component = {"q": "coincidence", "k": "coincidence", "v": "coincidence", "a": "av", "r": "output", "o": "residual",
-                 "x": "ffn_in", "f": "ffn_out", "y": "residual"}[site]  # fmt: skip
-    return rates[component][layer]
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from energy.models import uniform_rates
-from spikeopd.contracts import LAYER_COMPONENTS, ModelShape
+from spikeopd.contracts import ModelShape
 from spikeopd.errors import InputError
 
 
-def load_rates(source: str, shape: ModelShape) -> dict[str, list[float]]:
-    """`0.17`, or a JSON file: a number, `{component: number or [per layer]}`, or a report with its `rates`."""
+def load_rates(source: float | str | Mapping[str, Any], shape: ModelShape) -> dict[str, list[float]]:
+    """A number, `{component: number or [per layer]}` or a report with its `rates`; as data, or named as a JSON file."""
+    if not isinstance(source, str):
+        return parse_rates(dict(source) if isinstance(source, Mapping) else source, shape, "rates")
     try:
         return uniform_rates(shape, _rate(float(source), "--rates"))
     except ValueError:
@@ -33,11 +36,12 @@ def parse_rates(raw: Any, shape: ModelShape, where: str) -> dict[str, list[float
         raw = raw["rates"]
     if not isinstance(raw, dict):
         return uniform_rates(shape, _rate(raw, where))
-    unknown = [name for name in raw if name not in LAYER_COMPONENTS]
+    known = shape.layer_components
+    unknown = [name for name in raw if name not in known]
     if unknown:
-        raise InputError(f"{where}: unknown component {unknown[0]!r}; known: {', '.join(LAYER_COMPONENTS)}")
+        raise InputError(f"{where}: unknown component {unknown[0]!r}; this model's block has {', '.join(known)}")
     rates = {}
-    for name in LAYER_COMPONENTS:
+    for name in known:
         if name not in raw:
             raise InputError(f"{where}: the rate of component {name!r} is missing")
         value = raw[name]

@@ -3,19 +3,13 @@
 python examples/energy_report.py RUN.json      (e.g. demo/run.json)
 """
 
-import json
 import sys
-from pathlib import Path
 
-from spikeopd.contracts import Activity
+import energy
 
-run = json.loads(Path(sys.argv[1]).read_text())
-for phase, counted in run["phases"].items():
-    activity = Activity.from_dict(counted)
-    if activity.tokens == 0:
-        continue
-    sops = sum(int(values.sum()) for values in activity.sops.values())
-    macs = activity.macs["embed"] + activity.macs["head"]
-    # Appendix E of the paper: 0.9 pJ an accumulate, 4.6 pJ a multiply-accumulate, 45 nm
-    picojoules = 0.9 * sops + 4.6 * macs
-    print(f"{phase}: {activity.tokens} tokens, {picojoules / activity.tokens / 1e6:.3f} uJ a token")
+for costs in ("horowitz45", "loihi"):
+    report = energy.report(sys.argv[1], costs=costs)
+    print(f"{costs}: {report.tokens} tokens, {report.total_pj / report.tokens / 1e6:.3f} µJ a token")
+    print(f"  teacher/student {report.teacher_over_student:.3f}, firing rate {report.firing_rate:.3f}")
+    for component, picojoules in report.components_pj.items():
+        print(f"  {component:12} {picojoules / report.total_pj:6.1%}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, connections, ordered_sites
+from spikeopd.contracts.topology import outer_macs
 
 Array = NDArray[Any]
 SiteKey = tuple[int, str]
@@ -49,6 +50,7 @@ class EventCounter:
         for index in range(shape.num_hidden_layers):
             self._count_layer(activity, index, spikes, totals)
         last = spikes[shape.num_hidden_layers - 1, "h"] if shape.num_hidden_layers else spikes[-1, EMBED_SITE]
+        # A head that reads the residual stream has no silent rows.
         _count_host(activity, model, int(last.any(0).sum()) if shape.readout == "rate" else shape.hidden_size)
         self.position += 1
         return activity
@@ -58,14 +60,13 @@ class EventCounter:
     ) -> None:
         shape, layer = self.model.shape, self.model.layers[index]
         for connection in connections(shape):
-            if connection.fan_in is None or connection.fan_out is None:
-                continue  # attention: as many as there are keys, below
-            driver, component = connection.driver_of(index), connection.component
-            events = totals[driver] * connection.fan_out
-            activity.sops[component][index] += events
-            activity.additions[component][index] += events
-            rows = int(spikes[driver].any(0).sum())
-            activity.bytes[component] += rows * connection.fan_out * getattr(layer, connection.name).itemsize
+            if connection.fan_out is None or connection.component == "av":  # these read the cache, below
+                continue
+            component, driver = connection.component, connection.driver_of(index)
+            activity.sops[component][index] += totals[driver] * connection.fan_out
+            activity.additions[component][index] += totals[driver] * connection.fan_out
+            row_bytes = connection.fan_out * getattr(layer, connection.name).itemsize
+            activity.bytes[component] += int(spikes[driver].any(0).sum()) * row_bytes
 
         steps, heads, context = shape.num_steps, shape.num_attention_heads, self.position + 1
         q, k, v = (spikes[index, site] for site in "qkv")
@@ -84,14 +85,12 @@ class EventCounter:
 
 
 def _count_host(activity: Activity, model: SpikeModel, active: int) -> None:
-    """Dense work outside the blocks. active: inputs of the head that are not silent for the whole token."""
+    """Dense work outside the blocks. active: inputs of the head that are not silent."""
     shape, table = model.shape, model.embedding.table
-    d, width = shape.hidden_size, shape.word_embed_proj_dim
-    outputs = width if shape.factorised else shape.vocab_size
+    width = shape.word_embed_proj_dim
     tail = shape.vocab_size * width if shape.factorised else 0
-    activity.macs["embed"] += width * d if shape.factorised else 0
-    activity.macs["head"] += d * outputs + tail
-    activity.macs["head_active"] += active * outputs + tail
-    activity.bytes["head"] += (active * outputs + tail) * table.itemsize
-    activity.bytes["embed"] += width * table.itemsize + d * model.embedding.position.itemsize
-    activity.bytes["embed"] += width * d * table.itemsize if shape.factorised else 0
+    activity.macs |= outer_macs(shape, 1)
+    activity.macs["head_active"] = active * (width if shape.factorised else shape.vocab_size) + tail
+    activity.bytes["head"] = activity.macs["head_active"] * table.itemsize
+    activity.bytes["embed"] = (width + activity.macs["embed"]) * table.itemsize
+    activity.bytes["embed"] += shape.hidden_size * model.embedding.position.itemsize

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
+from spikeopd.contracts import Activity, ModelShape, SpikeModel, SpikeTrace
 from spikeopd.errors import InputError
 from spikeopd.sampling import Sampling as Sampling
 from spikeopd.sampling import choose as choose
@@ -39,6 +39,8 @@ class Decoder(Protocol):
     def reset(self) -> None: ...
 
     def step(self, token: int) -> tuple[Array, Activity]: ...
+
+    def close(self) -> None: ...
 
 
 class Batch(Protocol):
@@ -76,6 +78,8 @@ class Result:
 
 
 Notify = Callable[[Result, int, int | None], None]  # result so far, sequence, new token (None: prompt progress)
+Event = tuple[int, int | None]  # sequence, new token (None: prompt progress)
+Events = Iterator[Event]
 
 
 class _OneSequence:
@@ -125,9 +129,8 @@ def postponed_interrupt() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
-def check_prompts(model: SpikeModel, prompts: Sequence[Sequence[int]]) -> None:
+def check_prompts(shape: ModelShape, prompts: Sequence[Sequence[int]]) -> None:
     """Refuse what cannot be fed, before anything is."""
-    shape = model.shape
     if not prompts:
         raise InputError("nothing to decode: give at least one prompt")
     for index, prompt in enumerate(prompts):
@@ -150,49 +153,51 @@ def generate(
     traces: Sequence[SpikeTrace | None] | None = None,
 ) -> Result:
     """Continue every prompt until a stop: `length`, `eos`, `context` (no room left), or `interrupted` (Ctrl-C)."""
-    sampling = sampling or Sampling()
-    check_prompts(decoder.model, prompts)
-    shape = decoder.model.shape
-    empty = [Activity.zeros(shape) for _ in PHASES]
-    columns = ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")
-    result = Result(
-        sequences=[Generated(list(prompt)) for prompt in prompts],
-        phases=dict(zip(PHASES, empty, strict=True)),
-        per_token={name: [] for name in columns},
-        seconds=dict.fromkeys(PHASES, 0.0),
-    )
-    run = _Run(decoder, sampling, eos_token_id, notify, list(traces or [None] * len(prompts)), result)
+    loop = Loop(decoder, prompts, sampling or Sampling(), eos_token_id, traces)
     with postponed_interrupt() as interruption:
         try:
-            run.all_sequences(interruption)
-            result.complete = True
+            for index, token in loop.events(interruption):
+                if notify:
+                    notify(loop.result, index, token)
+            loop.result.complete = True
         except KeyboardInterrupt:
-            result.complete = False
+            loop.result.complete = False
         finally:
-            run.add_unmasked()
-    return result
+            loop.finish()
+    return loop.result
 
 
-class _Run:
-    """The loop of `generate` and its bookkeeping."""
+class Loop:
+    """Decoding as an iteration: `events` yields (sequence, new token), or (sequence, None) as a prompt is fed.
+
+    `result` is valid between any two events; `finish` belongs at the end, wherever that is.
+    """
 
     def __init__(
         self,
         decoder: Decoder,
+        prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         eos: int | None,
-        notify: Notify | None,
-        traces: list[SpikeTrace | None],
-        result: Result,
+        traces: Sequence[SpikeTrace | None] | None = None,
     ) -> None:
-        self.decoder, self.sampling, self.eos, self.notify = decoder, sampling, eos, notify
-        self.traces, self.result = traces, result
-        self.random = generators([s.prompt_tokens for s in result.sequences], sampling.seed)
         shape = decoder.model.shape
+        check_prompts(shape, prompts)
+        self.decoder, self.sampling, self.eos = decoder, sampling, eos
+        self.traces = list(traces or [None] * len(prompts))
+        columns = ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")
+        self.result = Result(
+            sequences=[Generated(list(prompt)) for prompt in prompts],
+            phases={phase: Activity.zeros(shape) for phase in PHASES},
+            per_token={name: [] for name in columns},
+            seconds=dict.fromkeys(PHASES, 0.0),
+        )
+        self.random = generators(prompts, sampling.seed)
         # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.
-        self.queries = np.zeros((len(traces), len(PHASES), shape.num_hidden_layers, shape.num_steps), np.int64)
+        self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.num_steps), np.int64)
 
-    def all_sequences(self, interruption: Interruption) -> None:
+    def events(self, interruption: Interruption | None = None) -> Events:
+        interruption = interruption or Interruption()
         count = len(self.result.sequences)
         make_batch = getattr(self.decoder, "batch", None)
         width = MAX_BATCH if make_batch else 1
@@ -200,14 +205,16 @@ class _Run:
             members = list(range(first, min(count, first + width)))
             traces = [self.traces[index] for index in members]
             batch: Batch = make_batch(traces) if make_batch else _OneSequence(self.decoder, traces[0])
-            self.group(batch, members, interruption)
+            yield from self.group(batch, members, interruption)
 
-    def group(self, batch: Batch, members: list[int], interruption: Interruption) -> None:
+    def group(self, batch: Batch, members: list[int], interruption: Interruption) -> Events:
         """Prompts one after the other, then one token of every unfinished sequence at a time."""
         pending: dict[int, int] = {}  # place in the batch -> token to feed next
         for place, index in enumerate(members):
-            logits = self.prompt(batch, place, index, interruption)
-            self.accept(pending, place, index, logits)
+            logits = np.empty(0)
+            for logits in self.prompt(batch, place, index, interruption):  # noqa: B007 - the last ones count
+                yield index, None
+            yield from self.accept(pending, place, index, logits)
         while pending:
             interruption.check()
             places, tokens = list(pending), list(pending.values())
@@ -217,11 +224,11 @@ class _Run:
             for place, activity in zip(places, activities, strict=True):
                 self.count(members[place], "generation", activity)
             for row, place in enumerate(places):
-                self.accept(pending, place, members[place], logits[row])
+                yield from self.accept(pending, place, members[place], logits[row])
 
-    def prompt(self, batch: Batch, place: int, index: int, interruption: Interruption) -> Array:
+    def prompt(self, batch: Batch, place: int, index: int, interruption: Interruption) -> Iterator[Array]:
+        """Feed a prompt in chunks; yields the logits after each."""
         tokens = self.result.sequences[index].prompt_tokens
-        logits = np.empty(0)
         for start in range(0, len(tokens), PROMPT_CHUNK):
             interruption.check()
             started = time.perf_counter()
@@ -229,11 +236,9 @@ class _Run:
             self.result.seconds["prompt"] += time.perf_counter() - started
             for activity in activities:
                 self.count(index, "prompt", activity)
-            if self.notify:
-                self.notify(self.result, index, None)
-        return logits
+            yield logits
 
-    def accept(self, pending: dict[int, int], place: int, index: int, logits: Array) -> None:
+    def accept(self, pending: dict[int, int], place: int, index: int, logits: Array) -> Events:
         """Choose the sequence's next token, or end it."""
         sequence = self.result.sequences[index]
         pending.pop(place, None)
@@ -252,8 +257,7 @@ class _Run:
             sequence.stopped = "context"
         else:
             pending[place] = token
-        if self.notify:
-            self.notify(self.result, index, token)
+        yield index, token
 
     def count(self, index: int, phase: str, activity: Activity) -> None:
         sequence, rows = self.result.sequences[index], self.result.per_token
@@ -268,8 +272,8 @@ class _Run:
         rows["bytes"].append(sum(activity.bytes.values()))
         sequence.fed += 1
 
-    def add_unmasked(self) -> None:
-        """sops_unmasked: every query spike of a sequence against all of its tokens."""
+    def finish(self) -> None:
+        """sops_unmasked, now that the lengths are known: every query spike of a sequence against all of its tokens."""
         for index, sequence in enumerate(self.result.sequences):
             for place, phase in enumerate(PHASES):
                 self.result.phases[phase].sops_unmasked += self.queries[index, place] * sequence.fed

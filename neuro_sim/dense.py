@@ -67,6 +67,9 @@ class DenseDecoder:
             self.trace.tokens.append(token)
         return logits, activity
 
+    def close(self) -> None:
+        """Nothing to end; every decoder has it."""
+
     def _block(self, activity: Activity, index: int, layer: Layer, x: Array, residual: Array) -> tuple[Array, Array]:
         q = self._fire(activity, index, "q", self._project(activity, index, "qkv", x, layer.w_q))
         k = self._fire(activity, index, "k", self._project(activity, index, "qkv", x, layer.w_k))

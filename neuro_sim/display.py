@@ -8,28 +8,11 @@ from typing import Any
 
 from neuro_sim.decode import Result
 from neuro_sim.runfile import summary
+from neuro_sim.text import Pieces, Text
 from spikeopd.errors import discard_stdout, say
 
 REFRESH_SECONDS = 0.2
 LOG_SECONDS = 30.0
-
-
-class Text:
-    """Token numbers to text and back. Without a tokenizer, text is the numbers themselves."""
-
-    def __init__(self, tokenizer: Any | None) -> None:
-        self.tokenizer = tokenizer
-
-    def decode(self, tokens: list[int]) -> str:
-        if self.tokenizer is None:
-            return " ".join(map(str, tokens))
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-
-    def label(self, token: int) -> str:
-        """The token for a picture: its text if that can be printed, else its number."""
-        text = self.decode([token]) if self.tokenizer is not None else ""
-        printable = text.strip() and text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text
-        return text.replace("$", r"\$") if printable else f"#{token}"
 
 
 def status_line(result: Result) -> str:
@@ -70,7 +53,7 @@ class Display:
         self.stream = stream and num_sequences == 1
         self.terminal = sys.stderr.isatty() and not quiet
         self.in_place = self.terminal and self.stream and sys.stdout.isatty()
-        self.printed = ""
+        self.pieces = Pieces(text)
         self.last_refresh, self.last_log = 0.0, time.monotonic()
         self.live: Any = None
 
@@ -90,7 +73,7 @@ class Display:
     def update(self, result: Result, sequence: int, token: int | None) -> None:
         now = time.monotonic()
         if self.stream and token is not None and not self.in_place:
-            self._write(result.sequences[sequence].generated_tokens, final=False)
+            self._put(self.pieces.next(result.sequences[sequence].generated_tokens))
         if self.live is not None:
             if now - self.last_refresh >= REFRESH_SECONDS:
                 self.last_refresh = now
@@ -109,23 +92,13 @@ class Display:
         shown = self.text.decode(result.sequences[sequence].generated_tokens).splitlines()[-12:]
         return Group(RichText("\n".join(shown)), line)
 
-    def _write(self, tokens: list[int], final: bool) -> None:
-        """Print what is new. A character may span tokens, so an unfinished one waits."""
-        text = self.text.decode(tokens)
-        if not final and text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return
-        if text.startswith(self.printed):
-            self._put(text[len(self.printed) :])
-            self.printed = text
-
     def _put(self, text: str) -> None:
         self.read = self.read and put(text, self.must_finish)
 
     def finish(self, result: Result) -> None:
         """The results, plainly, on stdout."""
         if self.stream:
-            self._write(result.sequences[0].generated_tokens, final=True)
-            self._put("\n")
+            self._put(self.pieces.next(result.sequences[0].generated_tokens, final=True) + "\n")
         else:
             for index, sequence in enumerate(result.sequences):
                 self._put(f"[{index}] {self.text.decode(sequence.generated_tokens)}\n")

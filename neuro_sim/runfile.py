@@ -13,11 +13,9 @@ import numpy as np
 
 from neuro_sim.decode import PHASES, Result, Sampling
 from spikeopd import __version__
-from spikeopd.contracts import Activity, SpikeModel
+from spikeopd.contracts import APPENDIX_E_PJ, Activity, SpikeModel
 from spikeopd.contracts.run import run_schema
 from spikeopd.files import sha256
-
-AC_PJ, MAC_PJ = 0.9, 4.6  # 45 nm, Appendix E of the paper
 
 
 def bundle_identity(folder: Path | str) -> dict[str, str]:
@@ -94,7 +92,7 @@ def summary(result: Result) -> dict[str, float]:
         "tokens_per_second": _ratio(fed["generation"], result.seconds["generation"]),
         "sops_per_token": sops / tokens,
         "macs_per_token": macs / tokens,
-        "pj_per_token": (AC_PJ * sops + MAC_PJ * macs) / tokens,
+        "pj_per_token": (APPENDIX_E_PJ["ac"] * sops + APPENDIX_E_PJ["mac"] * macs) / tokens,
         "firing_rate": _ratio(spikes, cells),
         "map_rate": _ratio(int(activity.spikes["a"].sum()), int(activity.cells["a"].sum())),
         "saturations": saturations(activity),

@@ -11,9 +11,13 @@ from spikeopd.errors import CheckFailed
 
 
 def compare(
-    name: str, mine: Result, my_traces: Sequence[SpikeTrace],
-    reference: str, theirs: Result, their_traces: Sequence[SpikeTrace],
-) -> str:  # fmt: skip
+    name: str,
+    mine: Result,
+    my_traces: Sequence[SpikeTrace],
+    reference: str,
+    theirs: Result,
+    their_traces: Sequence[SpikeTrace],
+) -> str:
     """One line if spikes, tokens and counts agree; CheckFailed naming the first difference if not."""
     for index, (left, right) in enumerate(zip(my_traces, their_traces, strict=True)):
         difference = first_difference(left, right)

@@ -1,7 +1,60 @@
 """SpikeOPD: train spiking language models and bring them to neuromorphic hardware.
 
 `spikeopd` trains (torch), `export` lowers to integers, `neuro_sim` runs event by event and on Lava,
-`energy` turns counted events into an energy report. This module imports neither torch nor numpy.
+`energy` turns counted events into an energy report.
+
+    run = spikeopd.train("tiny", output="runs/tiny", overrides={"stage1.updates": 50})
+    student = spikeopd.load_student(run.student)
+
+Names are imported when they are first used: this module imports neither torch nor numpy.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spikeopd.config import load_config as load_config
+    from spikeopd.runlog import read_metrics as read_metrics
+    from spikeopd.students import load_student as load_student
+    from spikeopd.text.tokenizer import train_tokenizer as train_tokenizer
+    from spikeopd.training import TrainingRun as TrainingRun
+    from spikeopd.training import dry_run as dry_run
+    from spikeopd.training import train as train
+    from spikeopd.training import train_teacher as train_teacher
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "TrainingRun": "spikeopd.training",
+    "dry_run": "spikeopd.training",
+    "load_config": "spikeopd.config",
+    "load_student": "spikeopd.students",
+    "read_metrics": "spikeopd.runlog",
+    "train": "spikeopd.training",
+    "train_teacher": "spikeopd.training",
+    "train_tokenizer": "spikeopd.text.tokenizer",
+}
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'spikeopd' has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "spikeopd":
+            raise
+        from spikeopd.errors import BackendMissing
+
+        raise BackendMissing(
+            f"training needs torch and transformers ({error}); install them with: pip install 'spikeopd[train]'"
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -58,7 +58,8 @@ def save(
 
 def whole_weights(objective: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers on the CPU of rank 0. Every rank must call it."""
-    return get_model_state_dict(objective, options=_WHOLE)
+    whole: dict[str, Any] = get_model_state_dict(objective, options=_WHOLE)
+    return whole
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -68,8 +69,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def read_state(path: Path) -> dict[str, Any]:
     try:
-        return json.loads((path / "state.json").read_text())
-    except (OSError, ValueError) as error:
+        return dict(json.loads((path / "state.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"checkpoint {path}: state.json cannot be read ({error}); remove the folder") from error
 
 
@@ -77,7 +78,7 @@ def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | No
     """Restore modules and optimizer in place; return the state."""
     state = read_state(path)
     try:
-        weights = load_file(path / "objective.safetensors")
+        weights: dict[str, Any] = load_file(path / "objective.safetensors")
         moments = load_file(path / "optimizer.safetensors")
     except (OSError, SafetensorError) as error:
         raise InputError(f"checkpoint {path} is damaged ({error}); remove it to resume from an older one") from error

@@ -1,4 +1,4 @@
-"""spikeopd-train: parse, load the configuration, call the stages. torch is imported inside functions only."""
+"""spikeopd-train: parse, call the Python API, print. torch is imported inside functions only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import spikeopd
 from spikeopd.errors import ConfigError, run_command
 
 TRAIN_EPILOG = """examples:
@@ -66,57 +66,47 @@ def _train(words: list[str]) -> int:
     if arguments.list:
         print("\n".join(_names(arguments.list)))
         return 0
-    from spikeopd.config import explain, load_config
-
     if arguments.explain is not None:
+        from spikeopd.config import explain
+
         print(explain(arguments.explain or None))
         return 0
     overrides = [*arguments.overrides, *([f"train.stage={arguments.stage}"] if arguments.stage else [])]
-    config = load_config(arguments.config, overrides)
+    config = spikeopd.load_config(arguments.config, overrides)  # first: its mistakes need not wait for torch
     if arguments.dry_run:
-        summary = _quietly().dry_run(config)
-    else:
-        if not arguments.output:
-            raise ConfigError("--output DIR is needed: the folder this run is written to")
-        summary = _quietly().train(config, Path(arguments.output), resume=arguments.resume, quiet=arguments.quiet)
-    if summary is not None:
-        print(json.dumps(summary, indent=None if arguments.json else 2, ensure_ascii=False) if arguments.json
-              else _readable(summary))  # fmt: skip
+        _show(_api("dry_run")(config), arguments.json)
+        return 0
+    if not arguments.output:
+        raise ConfigError("--output DIR is needed: the folder this run is written to")
+    run = _api("train")(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
+    if run.main:
+        _show(run.summary, arguments.json)
     return 0
 
 
-def _quietly() -> Any:
-    """The training entry points, with transformers' own progress bars off."""
-    from spikeopd.errors import BackendMissing
+def _api(name: str) -> Any:
+    """A function of the Python API, with transformers' own progress bars off."""
+    function = getattr(spikeopd, name)
+    from transformers.utils import logging
 
-    try:
-        from transformers.utils import logging
-
-        from spikeopd import training
-    except ImportError as error:
-        raise BackendMissing(
-            f"training needs torch and transformers ({error}); install them with: pip install 'spikeopd[train]'"
-        ) from error
-    logging.disable_progress_bar()
-    return training
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return function
 
 
 def _names(what: str) -> list[str]:
-    if what == "recipes":
-        from spikeopd.config import recipe_names
+    from spikeopd import registry
+    from spikeopd.config import recipe_names
 
-        return recipe_names()
-    if what == "methods":
-        from spikeopd.config import METHODS
+    return {
+        "recipes": recipe_names(),
+        "methods": list(registry.METHODS),
+        "losses": list(registry.DIVERGENCES),
+        "neurons": list(registry.NEURONS),
+    }[what]
 
-        return list(METHODS)
-    if what == "losses":
-        from spikeopd.losses import DIVERGENCES
 
-        return list(DIVERGENCES)
-    from spikeopd.models.neurons import NEURONS
-
-    return list(NEURONS)
+def _show(summary: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(summary, ensure_ascii=False) if as_json else _readable(summary))
 
 
 def _readable(summary: dict[str, Any], indent: str = "") -> str:
@@ -144,15 +134,13 @@ def _teacher(words: list[str]) -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
-    parser.add_argument(
-        "--rule-runs", type=float, default=0.0, metavar="SHARE",
-        help="share of rows that end in a run of - = * or . (the constructed stress-test teacher)",
-    )  # fmt: skip
+    runs = "share of rows that end in a run of - = * or . (the constructed stress-test teacher)"
+    parser.add_argument("--rule-runs", type=float, default=0.0, metavar="SHARE", help=runs)
     parser.add_argument("--start", metavar="DIR", help="continue from this teacher instead of random weights")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
-    summary = _quietly().train_teacher(arguments)
-    print(json.dumps(summary) if arguments.json else _readable(summary))
+    named = {name: value for name, value in vars(arguments).items() if name not in ("output", "json")}
+    _show(_api("train_teacher")(arguments.output, **named), arguments.json)
     return 0
 
 
@@ -167,9 +155,7 @@ def _tokenizer(words: list[str]) -> int:
     parser.add_argument("--source", default="python-docs")
     parser.add_argument("--vocab-size", type=int, default=1024)
     arguments = parser.parse_args(words)
-    from spikeopd.text.tokenizer import train_tokenizer
-
-    tokenizer = train_tokenizer(arguments.source, arguments.vocab_size, arguments.output)
+    tokenizer = spikeopd.train_tokenizer(arguments.source, arguments.vocab_size, arguments.output)
     print(f"{tokenizer.vocab_size} entries in {arguments.output}")
     return 0
 

@@ -15,45 +15,34 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spikeopd import options
-from spikeopd.errors import ConfigError
+from spikeopd.errors import ConfigError, say
 from spikeopd.options import opt
+from spikeopd.registry import DIVERGENCES, METHODS, NEURONS
 
-# Sizes by preset, named as in OPTConfig: facebook/opt-* config.json; a missing word_embed_proj_dim is hidden_size.
+Overrides = Sequence[str] | Mapping[str, Any]  # ["stage1.updates=50"] as typed, or {"stage1.updates": 50}
+
+# Named as in OPTConfig.
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "ffn_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "word_embed_proj_dim",
+)
+# Sizes by preset: facebook/opt-* config.json; a missing word_embed_proj_dim is hidden_size.
 MODEL_PRESETS: dict[str, dict[str, int]] = {
-    "tiny": {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "ffn_dim": 512,
-        "vocab_size": 1024,
-        "max_position_embeddings": 256,
-    },
-    "opt-125m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "ffn_dim": 3072,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    },
-    "opt-350m": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "ffn_dim": 4096,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-        "word_embed_proj_dim": 512,
-    },
-    "opt-1.3b": {
-        "hidden_size": 2048,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "ffn_dim": 8192,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    },
+    name: dict(zip(SIZES, sizes, strict=False))
+    for name, sizes in {
+        "tiny": (128, 4, 4, 512, 1024, 256),
+        "opt-125m": (768, 12, 12, 3072, 50272, 2048),
+        "opt-350m": (1024, 24, 16, 4096, 50272, 2048, 512),
+        "opt-1.3b": (2048, 24, 32, 8192, 50272, 2048),
+    }.items()
 }
+# Options of earlier versions: accepted from an old config.yaml, without effect.
+RETIRED = {"train.compile": "nothing ever read it"}
 # Options of the student's block (spikeopd/models/bispikclm.py) by its name; the paper's, and the better one.
 BLOCKS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -71,10 +60,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "scaled_surrogate": True,
     },
 }
-METHODS = (
-    "spikeopd", "vanilla_opd", "small_lr_opd", "clipped_opd", "continued_spad", "sft", "eopd", "lightning_opd", "oprd",
-    "gkd", "reverse_kl",
-)  # fmt: skip
 
 STAGE1 = "paper App. F, Stage 1 table"
 STAGE1_LOSS = "paper App. F, Eq. app_offline_total"
@@ -98,6 +83,7 @@ class ModelConfig:
     vocab_size: int | None = opt(None, "rows of the token table (padding rows included)", PRESET, at_least=1)
     max_position_embeddings: int | None = opt(None, "longest sequence", PRESET, at_least=1)
     word_embed_proj_dim: int | None = opt(None, "width of the token table (OPT-350M: 512)", PRESET, at_least=1)
+    neuron: str = opt("lif", "neuron at every site", "paper Eq. lif", choices=tuple(NEURONS))
     num_steps: int = opt(4, "simulation steps T_s per token", STAGE1, at_least=1)
     alpha: float = opt(0.9, "leak of the membrane per step", NOT_STATED, above=0.0, at_most=1.0)
     threshold: float = opt(0.7, "firing threshold V at the start of training", NOT_STATED, above=0.0)
@@ -126,6 +112,10 @@ class ModelConfig:
     init: Literal["random", "teacher"] = opt(
         "random", "blocks start random or from the teacher; embeddings and final LayerNorm always from the teacher"
     )
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes by name; `load_config` has filled in the preset's."""
+        return {name: getattr(self, name) for name in SIZES}
 
 
 @dataclass(frozen=True)
@@ -201,7 +191,7 @@ class Stage1Config:
 class Stage2Config:
     """SpikeOPD, on-policy distillation on the student's own continuations (paper Method and App. B)."""
 
-    method: str = opt("spikeopd", "SpikeOPD or a control of the paper", "paper App. B", choices=METHODS)
+    method: str = opt("spikeopd", "SpikeOPD or a control of the paper", "paper App. B", choices=tuple(METHODS))
     model_name_or_path: str | None = opt(None, "student to start from; null takes the result of Stage 1")
     updates: int = opt(500, "optimizer steps", STAGE2, at_least=1)
     learning_rate: float = opt(1.5e-6, "learning rate of Adam, constant", STAGE2, above=0.0)
@@ -210,7 +200,10 @@ class Stage2Config:
     prompt_length: int = opt(480, "tokens of each corpus prompt", STAGE2, at_least=1)
     max_completion_length: int = opt(32, "tokens K rolled out by the active student", STAGE2, at_least=1)
     temperature: float = opt(1.0, "sampling temperature of the rollout, whole distribution", STAGE2, above=0.0)
-    teacher_coef: float = opt(1.0, "weight of the full-vocabulary forward KL to the teacher", STAGE2, at_least=0.0)
+    divergence: str = opt(
+        "forward_kl", "full-vocabulary divergence to the teacher", "paper Eq. opd", choices=tuple(DIVERGENCES)
+    )
+    teacher_coef: float = opt(1.0, "weight of the divergence to the teacher", STAGE2, at_least=0.0)
     ref_coef: float = opt(0.75, "weight beta_ref of the reverse KL to the frozen reference", STAGE2, at_least=0.0)
     spike_coef: float = opt(0.30, "weight lambda_spk of the layerwise spike loss", STAGE2, at_least=0.0)
     spike_layers: tuple[int, ...] = opt((3, 6, 9, 12), "layers of the spike loss, counted from 1", STAGE2)
@@ -232,7 +225,9 @@ class Stage2Config:
     )
     teacher_top_k: int = opt(50, "eopd: teacher tokens that its forward KL sums over", "paper App. B", at_least=1)
     calibration_batches: int = opt(5, "oprd: minibatches that fix its coefficient", "paper App. B", at_least=1)
-    jsd_beta: float = opt(0.5, "gkd: weight b of the teacher in m = b p + (1 - b) q", "GKD", above=0.0, at_most=0.999)
+    jsd_beta: float = opt(
+        0.5, "gkd, jsd: weight b of the teacher in m = b p + (1 - b) q", "GKD", above=0.0, at_most=0.999
+    )
     buffer_gib: float = opt(4.0, "lightning_opd: largest size of its buffer on disk", NOT_STATED, above=0.0)
     log_samples: int = opt(0, "completions written to the log at each logged update", at_least=0, harmless=True)
 
@@ -249,7 +244,6 @@ class TrainConfig:
     adam_epsilon: float = opt(1e-8, "epsilon of Adam", ADAM, above=0.0)
     gradient_checkpointing: bool = opt(False, "recompute blocks in the backward pass: less memory, more time")
     kl_chunk_tokens: int = opt(256, "tokens per chunk of the full-vocabulary losses; bounds their memory", at_least=1)
-    compile: bool = opt(False, "torch.compile the student and the teacher")
     threads: int | None = opt(None, "CPU threads of torch; null leaves its choice", at_least=1)
     log_every: int = opt(1, "updates between lines of metrics.jsonl", at_least=1, harmless=True)
     eval_every: int = opt(0, "updates between validations; 0 validates at the start and the end only", at_least=0)
@@ -286,15 +280,15 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_config(recipe: str | Path = "tiny", overrides: Sequence[str] = ()) -> Config:
-    """A recipe name or YAML path and `section.key=value` overrides, checked as a whole."""
+def load_config(recipe: str | Path = "tiny", overrides: Overrides = ()) -> Config:
+    """A recipe name or YAML path and overrides, checked as a whole."""
     problems: list[str] = []
     values = options.flatten(_read_recipe(str(recipe), ()), SECTIONS, problems)
     return _build(values | _overrides(overrides, problems), problems, f"config {recipe}")
 
 
-def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """A copy with `section.key=value` applied and checked. A new `model.preset` does not undo sizes already set; a new
+def with_overrides(config: Config, overrides: Overrides) -> Config:
+    """A copy with overrides applied and checked. A new `model.preset` does not undo sizes already set; a new
     `model.block` brings its own options.
     """
     problems: list[str] = []
@@ -340,9 +334,11 @@ def explain(key: str | None = None) -> str:
     return options.explain(key, SECTIONS)
 
 
-def _overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
+def _overrides(overrides: Overrides, problems: list[str]) -> dict[str, Any]:
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
     values = {}
-    for override in overrides:
+    for override in (overrides,) if isinstance(overrides, str) else overrides:
         key, equals, text = override.partition("=")
         if equals:
             values[key.strip()] = options.parse_scalar(text)
@@ -360,6 +356,9 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _build(values: Mapping[str, Any], problems: list[str], name: str) -> Config:
+    for key in values.keys() & RETIRED.keys():
+        say(f"{name}: {key} is no longer an option ({RETIRED[key]}) and has no effect; remove it")
+    values = {key: value for key, value in values.items() if key not in RETIRED}
     converted = options.convert_all(values, SECTIONS, problems)
     config = Config(
         **{
@@ -461,15 +460,12 @@ def _check_deploy(config: Config) -> list[str]:
     model, stage1 = config.model, config.stage1
     if config.train.stage == "2" or not stage1.deploy_updates:
         return []
-    found = []
-    if stage1.deploy_updates > stage1.updates:
-        found.append(f"stage1.deploy_updates: {stage1.deploy_updates} exceeds stage1.updates = {stage1.updates}")
-    if model.readout != "residual" or model.word_embed_proj_dim != model.hidden_size:
-        found.append(
-            "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
-            "set deploy_updates=0 or model.block=plus"
-        )
-    return found
+    if model.readout == "residual" and model.word_embed_proj_dim == model.hidden_size:
+        return []
+    return [
+        "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
+        "set stage1.deploy_updates=0"
+    ]
 
 
 def _check_stage1_weights(config: Config) -> list[str]:
@@ -510,6 +506,13 @@ def _check_spike_layers(config: Config) -> list[str]:
     return found
 
 
+def _check_divergence(config: Config) -> list[str]:
+    method, chosen = config.stage2.method, config.stage2.divergence
+    if chosen == Stage2Config.divergence or "stage2.divergence" in METHODS[method].reads:
+        return []
+    return [f"stage2.divergence: {chosen} has no part in stage2.method={method}; leave it out"]
+
+
 def _check_start(config: Config) -> list[str]:
     start = config.stage2.model_name_or_path
     if config.train.stage == "2" and start is None:
@@ -539,8 +542,8 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         _check_deploy,
-        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.updates "
-        "stage1.deploy_updates train.stage",
+        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
+        "train.stage",
     ),
     (
         _check_stage1_weights,
@@ -550,6 +553,7 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_micro_batch, "stage2.batch_size stage2.micro_batch_size"),
     (_check_rates, "stage2.rate_min stage2.rate_max"),
     (_check_spike_layers, "model.preset model.num_hidden_layers stage2.spike_layers stage2.spike_coef train.stage"),
+    (_check_divergence, "stage2.method stage2.divergence"),
     (_check_start, "stage2.model_name_or_path train.stage"),
     (_check_streams, "data.source data.prompt_source data.max_tokens"),
 )

@@ -6,7 +6,7 @@ p teacher, q student, r reference; `mask` is 1 on valid positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def chunked(function: Callable[..., Tensor], chunk: int, *tensors: Tensor) -> Te
     whatever the batch.
     """
     total: Tensor | None = None
-    for parts in zip(*(tensor.split(chunk) for tensor in tensors), strict=True):
+    for parts in zip(*(torch.split(tensor, chunk) for tensor in tensors), strict=True):
         if torch.is_grad_enabled():
             value = checkpoint(function, *parts, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -113,12 +113,3 @@ def layer_map(student_layers: int, teacher_layers: int) -> list[int]:
 def head_map(student_heads: int, teacher_heads: int) -> list[int]:
     """chi(a), 0-based: identity for equal counts, otherwise evenly spread."""
     return [head * teacher_heads // student_heads for head in range(student_heads)]
-
-
-DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "jsd": jsd,
-}
-
-Layers = Sequence[int]

@@ -100,7 +100,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     """A YAML mapping; syntax errors and repeated keys are errors that name the line."""
     import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         """PyYAML keeps the last of two equal keys in silence; a recipe must not."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -114,10 +114,14 @@ class CollapseDetector:
 RATE_SITES = {"all": ("q", "k", "v", "r", "o", "x", "f", "y", "h"), "output": ("h",)}
 
 
+def rate_sites(config: PreTrainedConfig, rate_scope: str) -> list[str]:
+    """Those of RATE_SITES that this student's block has."""
+    return [site for site in RATE_SITES[rate_scope] if site in config.layer_sites]
+
+
 def layer_neurons(config: PreTrainedConfig, rate_scope: str) -> int:
     """N_l: neurons of one layer that count for its rate."""
-    sites = [site for site in RATE_SITES[rate_scope] if site in config.layer_sites]
-    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in sites)
+    return sum(config.ffn_dim if site == "f" else config.hidden_size for site in rate_sites(config, rate_scope))
 
 
 def rate_slots(config: PreTrainedConfig, rate_scope: str, positions: int = 1) -> int:

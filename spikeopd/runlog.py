@@ -29,8 +29,16 @@ from spikeopd.files import write_json, write_text
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_LINES = 30.0
 PACKAGES = (
-    "spikeopd", "numpy", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "datasets", "pyyaml",
-)  # fmt: skip
+    "spikeopd",
+    "numpy",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "datasets",
+    "pyyaml",
+)
 
 
 class RunLog:
@@ -344,22 +352,17 @@ class TensorBoardReader:
         self.folder = folder
         self._writer: Any = None
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise BackendMissing("train.tensorboard needs TensorBoard: pip install tensorboard") from error
-        self._event, self._summary, self._open = event_pb2.Event, summary_pb2.Summary, EventFileWriter
+        self._open = SummaryWriter
 
     def feed(self, line: Mapping[str, Any]) -> None:
-        values = [
-            self._summary.Value(tag=name, simple_value=value)
-            for name, value in line.items()
-            if "/" in name and isinstance(value, (int, float))
-        ]
         if self._writer is None:
             self._writer = self._open(str(self.folder))
-        summary = self._summary(value=values)
-        self._writer.add_event(self._event(step=line["update"], wall_time=time.time(), summary=summary))
+        for name, value in line.items():
+            if "/" in name and isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, line["update"])
 
     def rebuild(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Replace the events: TensorBoard would show those of forgotten updates beside the new ones."""

@@ -1,57 +1,102 @@
-"""A training run from a configuration: both stages into one folder. What `spikeopd-train` calls, and Python may too."""
+"""A training run from a configuration: both stages into one folder. `spikeopd-train` is this on the command line."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from transformers import OPTConfig, OPTForCausalLM
 
-from spikeopd.config import Config, config_difference, load_config, to_yaml
+from spikeopd import registry
+from spikeopd.config import (
+    Config,
+    Overrides,
+    config_difference,
+    config_to_dict,
+    load_config,
+    to_yaml,
+    with_overrides,
+)
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.methods import spad
-from spikeopd.methods.baselines import METHODS
+from spikeopd.methods.pretrain import PretrainOptions, pretrain
 from spikeopd.methods.setup import Setup, build, make_accelerator
 from spikeopd.models.teacher import freeze
-from spikeopd.runlog import RunLog, environment
+from spikeopd.runlog import RunLog, environment, read_metrics
 from spikeopd.text.tokenizer import load_tokenizer
 from spikeopd.text.tokens import TokenData, prepare
 
 
-def train(
-    config: Config, output: Path, *, resume: bool = False, quiet: bool = False, check: bool = True
-) -> dict[str, Any] | None:
-    """Run the configured stages into `output`; returns the summary on the main process, None on the others.
+@dataclass(frozen=True)
+class TrainingRun:
+    """A finished run. summary: the numbers of summary.json; main: False on every process but the first."""
 
-    check: a resumed run must have been begun with this configuration. A study knows it by the run's key.
+    folder: Path
+    config: Config
+    summary: dict[str, Any]
+    main: bool = True
+
+    @property
+    def student(self) -> Path:
+        """Folder of the student that the last stage left, as `load_student` and `spikeopd-export` take it."""
+        return self.folder / ("stage1/final" if self.config.train.stage == "1" else "final")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every logged update."""
+        return read_metrics(self.folder)
+
+
+def train(
+    recipe: str | Path | Config,
+    output: str | Path,
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    check: bool = True,
+) -> TrainingRun:
+    """Run the configured stages into the folder `output`.
+
+    recipe: a name (`spikeopd-train --list recipes`), a YAML file or a loaded `Config`
+    overrides: {"stage1.updates": 50} or ["stage1.updates=50"]
+    resume: continue the run in `output`, bit for bit on a CPU
+    quiet: no progress on stderr
+    check: a resumed run must have been begun with this configuration (a study knows it by the run's key)
+
+    Raises ConfigError, InputError or CheckFailed (all SpikeOPDError) with a line that says what to do.
     """
+    config = with_overrides(recipe, overrides) if isinstance(recipe, Config) else load_config(recipe, overrides)
+    folder = Path(output)
     if resume and check:
-        _same_config(config, output)
-    elif not resume and (output / "config.yaml").exists():
-        raise InputError(f"{output} already holds a run; continue it with --resume, or give another --output")
+        _same_config(config, folder)
+    elif not resume and (folder / "config.yaml").exists():
+        raise InputError(f"{folder} already holds a run; continue it with --resume, or give another --output")
     accelerator = make_accelerator(config.train)
     main = accelerator.is_main_process
     setup = build(config, accelerator)
-    log = RunLog(output, active=main, quiet=quiet, tensorboard=config.train.tensorboard)
-    with log:
+    with RunLog(folder, active=main, quiet=quiet, tensorboard=config.train.tensorboard) as log:
         seeds = {"train": config.train.seed}
         log.start(to_yaml(config), environment(device=str(accelerator.device), seeds=seeds), resume=resume)
-        summary: dict[str, Any] = {"output": str(output), "recipe": config.model.preset}
+        summary: dict[str, Any] = {"output": str(folder), "recipe": config.model.preset}
         if config.train.stage != "2":
-            summary["stage1"] = run_stage1(setup, log, resume)
+            summary["stage1"] = spad.run(setup, log, resume=resume)
         if config.train.stage != "1":
-            start = config.stage2.model_name_or_path or str(output / "stage1" / "final")
-            summary["stage2"] = METHODS[config.stage2.method](setup, log, start, resume=resume)
+            start = config.stage2.model_name_or_path or str(folder / "stage1" / "final")
+            summary["stage2"] = method(config)(setup, log, start, resume=resume)
         log.summary(summary)
-    return summary if main else None
+    return TrainingRun(folder, config, summary, main)
 
 
-def run_stage1(setup: Setup, log: RunLog, resume: bool) -> dict[str, Any]:
-    return spad.run(setup, log, resume=resume)
+def method(config: Config) -> Callable[..., dict[str, Any]]:
+    """The chosen method of Stage 2, see `registry.Method`."""
+    chosen: Callable[..., dict[str, Any]] = registry.load(registry.METHODS[config.stage2.method].target)
+    return chosen
 
 
 def _same_config(config: Config, output: Path) -> None:
@@ -84,8 +129,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         data=replace(config.data, sequence_length=min(16, config.data.sequence_length)),
         train=replace(config.train, tensorboard=False),
     )
-    accelerator = make_accelerator(small.train)
-    setup = _random_setup(small, accelerator)
+    setup = random_setup(small, make_accelerator(small.train))
     student = spad.initial_student(setup)
     parameters = sum(p.numel() for p in student.parameters())
     blocks = sum(p.numel() for p in student.model.layers.parameters())
@@ -96,10 +140,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         else:
             student.save_pretrained(Path(folder) / "stage1" / "final")
         if config.train.stage != "1":
-            run = METHODS[config.stage2.method]
-            losses["stage2"] = run(setup, log, str(Path(folder) / "stage1" / "final"), resume=False)["final"]
-    from spikeopd.config import config_to_dict
-
+            losses["stage2"] = method(small)(setup, log, str(Path(folder) / "stage1" / "final"))["final"]
     return {
         "dry_run": True,
         "parameters": parameters,
@@ -110,49 +151,44 @@ def dry_run(config: Config) -> dict[str, Any]:
     }
 
 
-def _random_setup(config: Config, accelerator: Any) -> Setup:
+def random_setup(config: Config, accelerator: Accelerator) -> Setup:
+    """A teacher of the student's sizes with random weights, and random tokens."""
     model = config.model
     torch.manual_seed(0)
-    teacher = freeze(
-        OPTForCausalLM(
-            OPTConfig(
-                vocab_size=model.vocab_size,
-                hidden_size=model.hidden_size,
-                num_hidden_layers=model.num_hidden_layers,
-                num_attention_heads=model.num_attention_heads,
-                ffn_dim=model.ffn_dim,
-                max_position_embeddings=model.max_position_embeddings,
-                word_embed_proj_dim=model.word_embed_proj_dim,
-                do_layer_norm_before=model.word_embed_proj_dim == model.hidden_size,
-                attn_implementation="eager",
-            )
-        )
-    )
-    tokens = np.random.default_rng(0).integers(4, model.vocab_size, 4096).astype(np.uint32)
+    named: dict[str, Any] = {**model.sizes(), "attn_implementation": "eager"}
+    shape = OPTConfig(**named, do_layer_norm_before=model.word_embed_proj_dim == model.hidden_size)
+    teacher = freeze(OPTForCausalLM(shape)).to(accelerator.device)  # type: ignore[no-untyped-call]
+    tokens = np.random.default_rng(0).integers(4, shape.vocab_size, 4096).astype(np.uint32)
     data = TokenData(tokens, "random", "random", "train", 1, 4 * len(tokens))
-    return Setup(config, accelerator, load_tokenizer("tiny"), teacher.to(accelerator.device), data, data, data)
+    return Setup(config, accelerator, load_tokenizer("tiny"), teacher, data, data, data)
 
 
-def train_teacher(arguments: Any) -> dict[str, Any]:
-    """`spikeopd-train teacher`."""
-    from spikeopd.methods.pretrain import PretrainOptions, pretrain
+def train_teacher(
+    output: str | Path,
+    *,
+    source: str = "python-docs",
+    tokenizer: str = "tiny",
+    updates: int | None = None,
+    hidden_size: int | None = None,
+    layers: int | None = None,
+    seed: int | None = None,
+    rule_runs: float = 0.0,
+    start: str | None = None,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train a small OPT teacher on the text `source` into the folder `output`; returns its summary.
 
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    given = {
-        "updates": arguments.updates,
-        "hidden_size": arguments.hidden_size,
-        "num_hidden_layers": arguments.layers,
-        "seed": arguments.seed,
-    }
-    options = PretrainOptions(
-        **{name: value for name, value in given.items() if value is not None},
-        rule_runs=arguments.rule_runs,
-        start=arguments.start,
-    )
-    if arguments.hidden_size:
-        options = replace(options, ffn_dim=4 * arguments.hidden_size)
-    tokenizer = load_tokenizer(arguments.tokenizer)
-    data = [prepare(arguments.source, tokenizer, split) for split in ("train", "validation")]
-    with RunLog(Path(arguments.output)) as log:
-        return pretrain(options, tokenizer, *data, Path(arguments.output), log.note)
+    What is None is as in the shipped teacher. rule_runs: share of rows that end in a run of one character (the
+    constructed stress test); start: continue from this teacher.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    sizes = {"hidden_size": hidden_size, "ffn_dim": 4 * hidden_size} if hidden_size else {}
+    given = {"updates": updates, "num_hidden_layers": layers, "seed": seed}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    options = PretrainOptions(**sizes, **chosen, rule_runs=rule_runs, start=start)
+    reader = load_tokenizer(tokenizer)
+    train, validation = prepare(source, reader, "train"), prepare(source, reader, "validation")
+    with RunLog(output, quiet=quiet) as log:
+        return pretrain(options, reader, train, validation, Path(output), log.note)

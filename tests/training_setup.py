@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from spikeopd.config import load_config
+from spikeopd.methods.run import Run
 from spikeopd.methods.setup import make_accelerator
-from spikeopd.training import _random_setup
+from spikeopd.training import random_setup
 
 SMALL = [
     "model.hidden_size=32", "model.num_hidden_layers=2", "model.num_attention_heads=2", "model.ffn_dim=64",
@@ -23,4 +24,42 @@ def small_config(*overrides: str):
 
 def small_setup(*overrides: str):
     config = small_config(*overrides)
-    return _random_setup(config, make_accelerator(config.train))
+    return random_setup(config, make_accelerator(config.train))
+
+
+class Killed(BaseException):
+    """Stands for a process that ends at once."""
+
+
+def kill_at(monkeypatch, stage, update):
+    """The run dies in this update of the stage, counted from 0, with its gradient there and its Adam step not taken."""
+    original = Run.step
+
+    def step(self, loss, learning_rate):
+        if (self.stage, self.done) == (stage, update):
+            raise Killed
+        return original(self, loss, learning_rate)
+
+    monkeypatch.setattr(Run, "step", step)
+
+
+def gradients(objective):
+    return {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+
+
+def keep_gradient(monkeypatch):
+    """Every update keeps its loss and gradient here instead of stepping."""
+    kept = {}
+
+    def step(self, loss, learning_rate):
+        kept.update(loss=loss, gradient=gradients(self.objective))
+        self.parallel.zero_grad(set_to_none=True)
+        return 0.0
+
+    monkeypatch.setattr(Run, "step", step)
+    return kept
+
+
+def worst(a, b):
+    assert a.keys() == b.keys() and a
+    return max((a[name] - b[name]).abs().max().item() for name in a)

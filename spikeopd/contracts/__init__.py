@@ -8,7 +8,7 @@ activity   counted events
 run        run.json: the one validator, used by its writer and by `energy`
 """
 
-from spikeopd.contracts.activity import Activity
+from spikeopd.contracts.activity import APPENDIX_E_PJ, Activity
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.contracts.model import (
     COUNT_SHIFT,
@@ -55,6 +55,7 @@ from spikeopd.contracts.trace import (
 )
 
 __all__ = [
+    "APPENDIX_E_PJ",
     "COUNT_SHIFT",
     "DECAY_BITS",
     "EMBED_SITE",

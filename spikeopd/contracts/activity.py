@@ -13,6 +13,8 @@ from spikeopd.contracts.model import Array
 from spikeopd.contracts.topology import CACHE_TRAFFIC, EMBED_SITE, HOST_COMPONENTS, ModelShape
 
 MAC_KEYS = ("embed", "head", "head_active")
+# pJ of one dense multiply-accumulate and of one accumulation (a synaptic operation): the paper's Appendix E, 45 nm.
+APPENDIX_E_PJ = {"mac": 4.6, "ac": 0.9}
 
 
 def site_rows(shape: ModelShape) -> dict[str, int]:

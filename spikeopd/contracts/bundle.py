@@ -12,7 +12,7 @@ import math
 import mmap
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from spikeopd.errors import InputError
 from spikeopd.files import sha256
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
+Place = Callable[[ModelShape, dict[str, Array]], None]
 
 SCHEMA = "spikeopd.bundle"
 VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site
@@ -301,8 +302,12 @@ def _check_tokens(file: Path, tokens: Any, vocabulary: int) -> None:
 # --- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def load_bundle(path: Path | str, *, check_hashes: bool = True) -> SpikeModel:
-    """Read a bundle of either profile. Anything wrong with it is an `InputError` that names the field."""
+def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | None = None) -> SpikeModel:
+    """Read a bundle of either profile. Anything wrong with it is an `InputError` that names the field.
+
+    place: moves arrays to where a backend wants them, entry by entry and before anybody else sees them, so that large
+    weights are never in memory twice.
+    """
     folder = Path(path)
     manifest = read_manifest(folder)
     shape, precision = manifest_shape(manifest), manifest["precision"]
@@ -328,6 +333,8 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True) -> SpikeModel:
     with ExitStack() as stack:
         maps = {name: _map(stack, folder / name) for name in {view["file"] for view in views.values()}}
         arrays = {name: _read(folder, name, view, specs[name], maps, precision) for name, view in views.items()}
+    if place is not None:
+        place(shape, arrays)
     return assemble(shape, precision, manifest["decay"], manifest["embedding_shift"], manifest["epsilon"], arrays)
 
 

@@ -8,6 +8,7 @@ per-token series against the phase totals.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, get_args
@@ -29,7 +30,7 @@ from spikeopd.files import write_json
 SCHEMA = "spikeopd.run"
 VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`
 PHASES = ("prompt", "generation")
-BACKENDS = ("event", "dense", "lava")
+BACKEND = re.compile(r"[a-z][a-z0-9_-]{0,31}")  # a name of neuro_sim.backends.BACKENDS
 PRECISIONS = get_args(Precision)
 STOPS = ("length", "eos", "context", "interrupted")
 SERIES = ("spikes", "sops", "macs", "bytes")
@@ -134,15 +135,18 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
     if not isinstance(complete, bool):
         check.fail("complete", f"expected true or false, got {complete!r}")
     backend, precision = check.get(data, "backend"), check.get(data, "precision")
-    for field, value, known in (("backend", backend, BACKENDS), ("precision", precision, PRECISIONS)):
-        if value not in known:
-            check.fail(field, f"expected {' or '.join(known)}, got {value!r}")
+    if not isinstance(backend, str) or not BACKEND.fullmatch(backend):
+        check.fail("backend", f"expected a backend's name, such as event, got {backend!r}")
+    if precision not in PRECISIONS:
+        check.fail("precision", f"expected {' or '.join(PRECISIONS)}, got {precision!r}")
     for field in ("bundle", "sampling", "timing", "environment"):
         check.mapping(check.get(data, field), field)
     model = check.mapping(check.get(data, "model"), "model")
     for field in SIZES:
         check.get(model, field, "model")
     shape = parse_shape(model, f"{where}: model")
+    if schema == f"{SCHEMA}/1" and not shape.paper_block:
+        check.fail("schema", "version 1 has the paper's block alone, and 'model' says another form")
     sequences = check.get(data, "sequences")
     if not isinstance(sequences, list) or not sequences:
         check.fail("sequences", "expected a list with at least one sequence")

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from spikeopd.diagnostics.prefixes import PrefixBank
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.quality import RATE_SITES, rate_slots, teacher_kl
+from spikeopd.quality import rate_sites, rate_slots, teacher_kl
 
 Array = NDArray[np.float64]
 HIDDEN = "h"
@@ -119,7 +119,7 @@ def _observe(
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     """kappa [n, K], rates [n, K, L], then H and U of each layer [T_s, n, K, d], at the last K positions."""
     ids = ids.to(student.device)
-    layers, sites = range(student.config.num_hidden_layers), RATE_SITES["all"]
+    layers, sites = range(student.config.num_hidden_layers), rate_sites(student.config, "all")
     recorder = Recorder(sites, membranes_of=(HIDDEN,), tokens=slice(-k, None))
     features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state[:, -k:]
     target, head = run_teacher(teacher, ids, internals=False).features[:, -k:], output_table(teacher)

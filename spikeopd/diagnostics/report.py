@@ -75,8 +75,10 @@ def draw(values: Mapping[str, Mapping[str, Any]], folder: Path, name: str = "dia
         axis.axhline(0, color="0.7", linewidth=0.8)
     for axis in (kl, gap, drift, improvement):
         axis.set_xlabel("rollout position t")
-    for axis, key, title in ((hidden, "hidden_gap", "hidden-state gap $G_H$"),
-                             (membrane, "membrane_drift", "membrane gap $D_U$")):  # fmt: skip
+    for axis, key, title in (
+        (hidden, "hidden_gap", "hidden-state gap $G_H$"),
+        (membrane, "membrane_drift", "membrane gap $D_U$"),
+    ):
         heights = [row[key] for row in values.values()]
         axis.bar_label(axis.bar(range(len(values)), heights, color=colours), fmt="%.4g")
         axis.set_xticks(range(len(values)), list(values), fontsize=8)

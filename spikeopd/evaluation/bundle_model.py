@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuro_sim.backends import event_place
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventBatch, EventDecoder
+from neuro_sim.event.engine import EventBatch, EventDecoder
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
@@ -118,7 +119,7 @@ def open_bundle(path: Path, tokenizer: str | None = None) -> tuple[BundleScorer,
     """The model, its tokenizer and what a summary says about it."""
     manifest = read_manifest(path)
     text = load_tokenizer(tokenizer) if tokenizer else _bundle_tokenizer(path, manifest)
-    scorer = BundleScorer(load_bundle(path))
+    scorer = BundleScorer(load_bundle(path, place=event_place))
     about = {
         "kind": "bundle",
         "engine": "event" if scorer.precision == "int8" else "dense",

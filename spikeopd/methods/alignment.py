@@ -9,6 +9,7 @@ STA   T^2 KL(teacher || student) of softened logits               HTA   cross-en
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from spikeopd.config import Stage1Config
 from spikeopd.contracts import EMBED_SITE
 from spikeopd.losses import chunked, hard_token, head_map, layer_map, masked_square_error, soft_token
-from spikeopd.methods.loop import Objective
+from spikeopd.methods.run import Objective
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
@@ -31,15 +32,19 @@ class TeacherShape:
     num_attention_heads: int
 
     @staticmethod
-    def of(config) -> TeacherShape:
+    def of(config: Any) -> TeacherShape:
+        """From the teacher's configuration, of whatever family."""
         return TeacherShape(config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
 
 
 class Alignment(nn.Module):
-    """P_e, P_h and the LayerNorms of the continuous branches. P_e is always a learned map: rates lie in [0, 1] and
-    embeddings do not, so the identity would press the embedding's firing rate towards zero. P_h is the identity
-    for equal widths.
+    """The five targets, with P_e, P_h and the LayerNorms of the continuous branches.
+
+    P_e is always a learned map: rates lie in [0, 1] and embeddings do not, so the identity would press the embedding's
+    firing rate towards zero. P_h is the identity for equal widths.
     """
+
+    to_student: Tensor
 
     def __init__(self, student: BiSpikCLMConfig, teacher: TeacherShape) -> None:
         super().__init__()
@@ -55,41 +60,49 @@ class Alignment(nn.Module):
         self.layers = layer_map(layers, teacher.num_hidden_layers)
         self.heads = head_map(student.num_attention_heads, teacher.num_attention_heads)
 
-
-class SpADObjective(Objective):
-    """The student with its alignment maps: `sums` gives the five targets."""
-
-    def __init__(self, student: BiSpikCLMForCausalLM, teacher: TeacherShape, options: Stage1Config, chunk: int) -> None:
-        super().__init__(student)
-        self.alignment = Alignment(student.config, teacher)
-        self.options, self.chunk = options, chunk
-
-    def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
+    def sums(
+        self,
+        student: BiSpikCLMForCausalLM,
+        ids: Tensor,
+        teacher: TeacherOutput,
+        teacher_head: nn.Module,
+        temperature: float,
+        chunk: int,
+    ) -> Tensor:
         """Sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of running text: no padding)."""
-        config = self.student.config
+        config = student.config
         wanted = Recorder(sites=(EMBED_SITE, "a", "h"))
-        features = self.student.model(ids, use_cache=False, recorder=wanted).last_hidden_state
+        features = student.model(ids, use_cache=False, recorder=wanted).last_hidden_state
         rates = {key: spikes.mean(0) for key, spikes in wanted.spikes.items()}
-        embedding = masked_square_error(self.alignment.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
+        embedding = masked_square_error(self.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
         attention = [torch.zeros((), device=ids.device)] * 2
         feature = [torch.zeros((), device=ids.device)] * 2
         causal = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).tril()
-        for layer, matched in enumerate(self.alignment.layers):
-            a_teacher = teacher.attentions[matched][:, self.alignment.heads]
+        for layer, matched in enumerate(self.layers):
+            a_teacher = teacher.attentions[matched][:, self.heads]
             # v_A is the threshold before its scaling by sqrt(d_h), with which a map in [0, 1] would never fire.
             proxy = rate_proxy(a_teacher, config.num_steps, config.threshold, config.alpha)
             attention[0] = attention[0] + masked_square_error(rates[layer, "a"], proxy, causal)
             attention[1] = attention[1] + masked_square_error(rates[layer, "a"], a_teacher, causal)
             h_teacher, h = teacher.hidden[matched], rates[layer, "h"]
-            narrow = h_teacher if self.alignment.same_width else h_teacher @ self.alignment.to_student
+            narrow = h_teacher if self.same_width else h_teacher @ self.to_student
             proxy = rate_proxy(narrow, config.num_steps, config.threshold, config.alpha)
-            aligned = self.alignment.norm[layer](self.alignment.feature[layer](h))
+            aligned = self.norm[layer](self.feature[layer](h))
             feature[0] = feature[0] + masked_square_error(h, proxy)
             feature[1] = feature[1] + masked_square_error(aligned, h_teacher)
-        tokens = token_alignment(
-            self.student.lm_head, teacher_head, features, teacher.features, ids, self.options.kd_temperature, self.chunk
-        )
+        tokens = token_alignment(student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk)
         return torch.stack((embedding, *attention, *feature, *tokens))
+
+
+class SpADObjective(Objective):
+    """The student of Stage 1 with its alignment maps."""
+
+    def __init__(self, student: BiSpikCLMForCausalLM, chunk: int, teacher: TeacherShape, temperature: float) -> None:
+        super().__init__(student, chunk)
+        self.alignment, self.temperature = Alignment(student.config, teacher), temperature
+
+    def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
+        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk)
 
 
 def token_alignment(

@@ -11,23 +11,26 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
+from spikeopd.config import MODEL_PRESETS
 from spikeopd.files import new_directory, write_json
 from spikeopd.models.teacher import load_teacher
 from spikeopd.text.tokenizer import Tokenizer
 from spikeopd.text.tokens import TokenData, batch, sequential_windows
+
+TINY = MODEL_PRESETS["tiny"]
 
 
 @dataclass(frozen=True)
 class PretrainOptions:
     """Sizes as in OPTConfig; the defaults re-create the embedded teacher."""
 
-    hidden_size: int = 128
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    ffn_dim: int = 512
-    max_position_embeddings: int = 256
+    hidden_size: int = TINY["hidden_size"]
+    num_hidden_layers: int = TINY["num_hidden_layers"]
+    num_attention_heads: int = TINY["num_attention_heads"]
+    ffn_dim: int = TINY["ffn_dim"]
+    max_position_embeddings: int = TINY["max_position_embeddings"]
     updates: int = 2400
     batch_size: int = 16
     length: int = 128
@@ -65,15 +68,14 @@ def pretrain(
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * progress
         ids = batch(train, batch_size=options.batch_size, length=options.length, seed=options.seed, step=update)
-        ids = torch.from_numpy(with_runs(ids, tokenizer, options.rule_runs))
-        loss = causal_loss(model, ids)
+        loss = causal_loss(model, torch.from_numpy(with_runs(ids, tokenizer, options.rule_runs)))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if (update + 1) % 100 == 0 or update + 1 == options.updates:
             report(f"teacher update {update + 1}/{options.updates}  loss {loss.item():.3f}")
-    model.half().float()  # score what will be stored
+    model.half().float()  # type: ignore[no-untyped-call]  # score what will be stored
     summary = {
         "validation_perplexity": perplexity(model, validation, options.length),
         "updates": options.updates,
@@ -81,13 +83,13 @@ def pretrain(
         "seconds": round(time.monotonic() - started, 1),
     }
     with new_directory(output) as folder:
-        model.half().save_pretrained(folder)
+        model.half().save_pretrained(folder)  # type: ignore[no-untyped-call]
         tokenizer.save(folder)
         write_json(folder / "training.json", {"options": vars(options), "data": train.source, **summary})
     return summary
 
 
-def _start(options: PretrainOptions, tokenizer: Tokenizer) -> OPTForCausalLM:
+def _start(options: PretrainOptions, tokenizer: Tokenizer) -> PreTrainedModel:
     if options.start is not None:
         model = load_teacher(options.start, tokenizer_size=tokenizer.vocab_size, attentions=False)
         return model.requires_grad_(True)
@@ -105,7 +107,7 @@ def _start(options: PretrainOptions, tokenizer: Tokenizer) -> OPTForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return OPTForCausalLM(config)
+    return OPTForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
 def with_runs(ids: np.ndarray, tokenizer: Tokenizer, share: float) -> np.ndarray:
@@ -132,7 +134,7 @@ def perplexity(model: nn.Module, data: TokenData, length: int, windows: int = 25
     model.eval()
     total, count = 0.0, 0
     rows = torch.from_numpy(sequential_windows(data, length)[:windows].astype("int64"))
-    for ids in rows.split(32):
+    for ids in torch.split(rows, 32):
         total += causal_loss(model, ids).item() * ids.shape[0]
         count += ids.shape[0]
     return math.exp(total / count)

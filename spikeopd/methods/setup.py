@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -12,11 +14,13 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spikeopd import quality, students
+from spikeopd import quality
 from spikeopd.config import Config, TrainConfig
-from spikeopd.errors import InputError
+from spikeopd.errors import ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.teacher import check_pair, check_vocabulary, fingerprint, load_teacher, output_table
+from spikeopd.models.teacher import check_pair, check_vocabulary, fingerprint, load_teacher
+from spikeopd.registry import METHODS
+from spikeopd.students import load_student
 from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 from spikeopd.text.tokens import TokenData, prepare, sequential_windows
 
@@ -35,14 +39,21 @@ class Setup:
 
     @property
     def device(self) -> torch.device:
-        return self.accelerator.device
+        device: torch.device = self.accelerator.device
+        return device
 
     def rows(self, whole: Tensor) -> Tensor:
-        """This process's share of a batch: consecutive rows."""
-        return whole.chunk(self.accelerator.num_processes)[self.accelerator.process_index].to(self.device)
+        """This process's share of a batch: consecutive rows, the same number on each (`check_shares`)."""
+        share: Tensor = whole.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
+        return share.to(self.device)
 
+    def micro_batches(self, whole: Tensor, size: int) -> tuple[Tensor, ...]:
+        """This process's share of a batch in parts of `size` rows."""
+        return torch.split(self.rows(whole), size)
+
+    @cached_property
     def identity(self) -> dict[str, str]:
-        """Fingerprints that a resumed run must find unchanged."""
+        """Fingerprints that a resumed run must find unchanged. Taken once: a large teacher takes seconds to hash."""
         return {
             "teacher": fingerprint(self.teacher),
             "tokenizer": self.tokenizer.fingerprint,
@@ -59,18 +70,30 @@ def make_accelerator(train: TrainConfig) -> Accelerator:
     return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no")
 
 
+def check_shares(config: Config, processes: int) -> None:
+    """Every process takes the same number of forward passes: FSDP2 would wait for one that another does not make."""
+    rows = config.stage2.batch_size
+    if config.train.stage != "1" and rows % processes:
+        fitting = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
+        raise ConfigError(
+            f"stage2.batch_size: {rows} trajectories cannot be shared equally by {processes} processes; start "
+            f"{fitting} of them, or take a multiple of {processes}"
+        )
+
+
 def build(config: Config, accelerator: Accelerator) -> Setup:
     """Load and check everything. The main process tokenises first, so that the others find the cache."""
+    check_shares(config, accelerator.num_processes)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, "the student (model.vocab_size)")
-    options = config.teacher
+    vocabulary, options = config.model.sizes()["vocab_size"], config.teacher
+    check_vocabulary(vocabulary, tokenizer.vocab_size, "the student (model.vocab_size)")
     teacher = load_teacher(
         options.teacher_model_name_or_path,
         tokenizer_size=tokenizer.vocab_size,
-        attentions=config.train.stage != "2" or config.stage2.method in ("continued_spad", "oprd"),
+        attentions=config.train.stage != "2" or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
-    check_pair(teacher, config.model.vocab_size)
+    check_pair(teacher, vocabulary)
     data = config.data
     with accelerator.main_process_first():
         train = prepare(data.source, tokenizer, "train", data.cache_dir, data.max_tokens)
@@ -82,11 +105,11 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
     return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation)
 
 
-def load_student(path: str, config: Config) -> BiSpikCLMForCausalLM:
-    """A trained student of the configured size."""
-    student = students.load_student(path)
+def configured_student(path: str | Path, config: Config) -> BiSpikCLMForCausalLM:
+    """A trained student that must have the sizes of the configuration."""
+    student, asked = load_student(path), config.model.sizes()
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        mine, theirs = getattr(student.config, name), getattr(config.model, name)
+        mine, theirs = getattr(student.config, name), asked[name]
         if mine != theirs:
             raise InputError(
                 f"student {path} has {name} {mine}, the configuration {theirs}; set model.preset or model.{name} to "
@@ -103,12 +126,12 @@ def cosine_with_warmup(update: int, updates: int, warmup_ratio: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(updates - warmup, 1.0)))
 
 
-def validate(setup: Setup, objective: Any, length: int, windows: int = 64) -> dict[str, float]:
-    """Perplexity of the student and KL(teacher || student) per token, on the first windows of the validation text."""
-    training = objective.training
-    objective.eval()
-    head, chunk = output_table(setup.teacher), setup.config.train.kl_chunk_tokens
-    ids = torch.from_numpy(sequential_windows(setup.validation, length)[:windows].astype("int64")).to(setup.device)
-    found = quality.on_text(lambda part, target: objective("token_sums", part, target, head, chunk), setup.teacher, ids)
-    objective.train(training)
-    return found
+def validate(
+    setup: Setup, sums: Callable[[Tensor, Tensor], Tensor], length: int, windows: int = 64
+) -> dict[str, float]:
+    """Perplexity of the student and KL(teacher || student) per token, on the first windows of the validation text.
+
+    sums: (ids, teacher features) -> `Objective.token_sums`.
+    """
+    ids = torch.from_numpy(sequential_windows(setup.validation, length)[:windows].astype("int64"))
+    return quality.on_text(sums, setup.teacher, ids.to(setup.device))

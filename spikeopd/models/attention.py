@@ -27,7 +27,7 @@ def coincidences(q: Tensor, k: Tensor) -> Tensor:
     return _matmul(q, k.transpose(-1, -2))
 
 
-def values(a: Tensor, v: Tensor) -> Tensor:
+def weighted_values(a: Tensor, v: Tensor) -> Tensor:
     """Z = A V, [time, batch, head, query, d_h]."""
     return _matmul(a, v)
 

@@ -44,17 +44,18 @@ from spikeopd.models.attention import (
     merge_heads,
     split_heads,
     update_cache,
-    values,
+    weighted_values,
 )
-from spikeopd.models.neurons import lif, lif_membrane
+from spikeopd.models.neurons import lif_membrane
+from spikeopd.registry import NEURONS, load
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
 BEHIND = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "f": "fc1", "y": "fc2"}  # site: projection
 
 
 class BiSpikCLMConfig(PreTrainedConfig):
-    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi`, `grid_bits` and the options
-    of the block (top of this file), whose defaults are the paper's.
+    """Fields named as OPTConfig's, plus `num_steps` (T_s), `alpha`, `threshold` (V), `xi`, `grid_bits`, `neuron` and
+    the options of the block (top of this file), whose defaults are the paper's.
 
     grid_bits: block weights and biases act in multiples of 2**-grid_bits. A sum of such weights over binary spikes is
     exact in float32, hence the same in any order: decoding token by token, padding or splitting a batch cannot flip a
@@ -62,6 +63,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
     """
 
     model_type = "bispikclm"
+    neuron = "lif"
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
@@ -78,6 +80,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
         threshold: float = 0.7,
         xi: float = 2.0,
         grid_bits: int | None = 14,
+        neuron: str = "lif",
         residual_write: str = "spike",
         readout: str = "rate",
         distances: int = 0,
@@ -104,6 +107,10 @@ class BiSpikCLMConfig(PreTrainedConfig):
         self.threshold = threshold
         self.xi = xi
         self.grid_bits = grid_bits
+        if neuron not in NEURONS:
+            raise InputError(f"model: neuron {neuron!r} does not exist; give one of {', '.join(NEURONS)}")
+        if neuron != self.neuron:  # config.json names what is unusual
+            self.neuron = neuron
         self.residual_write = residual_write
         self.readout = readout
         self.distances = distances
@@ -168,8 +175,8 @@ class Recorder:
         return sites, frozenset(self.membranes_of)
 
     def keep(self, layer: int, kept: dict[str, Tensor], membranes: dict[str, Tensor]) -> None:
-        for target, values in ((self.spikes, kept), (self.membranes, membranes)):
-            for site, value in values.items():
+        for target, found in ((self.spikes, kept), (self.membranes, membranes)):
+            for site, value in found.items():
                 target[layer, site] = self._cut(site, value)
 
     def _cut(self, site: str, value: Tensor) -> Tensor:
@@ -189,8 +196,8 @@ class Neurons(NamedTuple):
 
 
 class SpikeLinear(nn.Linear):
-    """A projection of spikes: current = X W^T + b, with W and b as they act: on the grid of the config, or on the one of
-    the deployable integers. `writes`: it feeds the residual stream, not neurons.
+    """A projection of spikes: current = X W^T + b, with W and b as they act: on the config's grid, or on the one of the
+    deployable integers. `writes`: it feeds the residual stream, not neurons.
     """
 
     def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
@@ -298,7 +305,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """(X, h) of the next block, then the spikes and membranes asked for by `wanted`."""
         config = self.config
-        alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
+        alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, load(NEURONS[config.neuron])
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
 
@@ -312,7 +319,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
                 current = current + bias
             if site == "a":
                 current = current * mask
-            spikes = lif(current, threshold, alpha, xi, config.scaled_surrogate, unit)
+            spikes = neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
             if site == "a":
                 spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:
@@ -331,7 +338,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         if cache is not None:
             k, v = update_cache(cache, self.index, k, v)
         a = fire("a", coincidences(q, k))
-        r = fire("r", merge_heads(values(a, v)))
+        r = fire("r", merge_heads(weighted_values(a, v)))
         h = write(h, "o", self.out_proj(r))
         f = fire("f", self.fc1(fire("x", h)))
         h = write(h, "y", self.fc2(f))
@@ -340,6 +347,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
     config_class = BiSpikCLMConfig
+    config: BiSpikCLMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["BiSpikCLMBlock"]
@@ -474,7 +482,8 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         h = start.expand(config.num_steps, *start.shape)
         threshold, bias, unit = self.neurons()
         current = h if bias is None else h + bias
-        x = lif(current, threshold, config.alpha, config.xi, config.scaled_surrogate, unit)
+        neuron = load(NEURONS[config.neuron])
+        x = neuron(current, threshold, config.alpha, config.xi, config.scaled_surrogate, unit)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)
             recorder.keep(

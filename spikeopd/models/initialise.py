@@ -13,8 +13,17 @@ from transformers import OPTForCausalLM, PreTrainedModel
 from spikeopd.config import BLOCKS, ModelConfig
 from spikeopd.errors import InputError
 from spikeopd.losses import layer_map
-from spikeopd.models.bispikclm import BiSpikCLMBlock, BiSpikCLMConfig, BiSpikCLMForCausalLM, SpikeLinear, start_distances
+from spikeopd.models.bispikclm import (
+    BiSpikCLMBlock,
+    BiSpikCLMConfig,
+    BiSpikCLMForCausalLM,
+    SpikeLinear,
+    start_distances,
+)
 from spikeopd.models.neurons import lif
+
+RATES = {"a": 0.1, "r": 0.15}  # firing rates that calibration gives to S_A and, where heads share V, to S_AV
+WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual stream's at the start
 
 
 def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCausalLM:
@@ -33,6 +42,7 @@ def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCaus
             threshold=model.threshold,
             xi=model.xi,
             grid_bits=model.grid_bits,
+            neuron=model.neuron,
             **{name: getattr(model, name) for name in BLOCKS["paper"]},
             **special_tokens,
         )
@@ -101,9 +111,10 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
     """Bring every neuron site to a working point on this text, site after site: silent or saturated neurons pass no
     gradient.
 
-    Projections: current of mean 0 and standard deviation spread * V per neuron, a firing rate of 0.2 to 0.3; sites with
-    neurons of their own the same, through V and b. S_A, and S_AV where a head shares V: V for a rate of RATES.
-    Writes to the residual stream: a share WRITE of the stream's own deviation.
+    Projections: current of mean 0 and standard deviation spread * V per neuron, a firing rate of 0.2 to 0.3; neurons
+    of their own the same, through V and b. S_A, and S_AV where a head shares V: V for a rate of RATES. Current writes:
+    WRITE of the stream's deviation. Shared S_X and S_H see what h is: it starts at mean 0 and deviation spread * V, and
+    a gain of V / 2 with a sign at random adds a twentieth to its variance per write.
     """
     base, config = student.model, student.config
     target = spread * config.threshold
@@ -136,10 +147,6 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
             hook.remove()
         for block in base.layers:
             block.calibrate = None
-
-
-RATES = {"a": 0.1, "r": 0.15}
-WRITE = 0.5
 
 
 def _calibrate_site(block: BiSpikCLMBlock, site: str, current: Tensor, spread: float) -> None:

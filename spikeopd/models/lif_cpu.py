@@ -66,9 +66,7 @@ def _threads() -> int:
     return threads
 
 
-def forward(
-    current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(membranes, spikes); with `unit`, of the integer neuron."""
     rows, length, repeat = _shape(current, threshold)
     flat = current.contiguous().view(current.shape[0], rows, length)

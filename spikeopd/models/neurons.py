@@ -5,10 +5,12 @@ r"""The neuron, defined once (paper Eq. lif), with its reset-aware adjoint (Eq. 
 
 The reset is subtractive, arrives one step late and is not decayed; the comparison is `>=`.
 `lif` runs all steps from rest on `[time, ...]`; `lif_step` is one step, for reading and for checking.
-With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, and a usable gradient where V is far from 1.
+With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, a usable gradient where V is far from 1.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from torch import Tensor
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 from spikeopd.models import lif_cpu
 from spikeopd.models.surrogate import psi, spike
+
+Neuron = Callable[..., Tensor]  # with the arguments of `lif`; registry.NEURONS lists them
 
 
 def lif_step(
@@ -42,8 +46,8 @@ def lif(
 ) -> Tensor:
     """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned.
 
-    unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are multiples
-    of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates and the membrane has 24 bits.
+    unit: with it the neuron is the integer one of `spikeopd.contracts`, in floats: currents and thresholds are
+    multiples of `unit` (powers of two, shaped as the threshold or [1]), the decay truncates, membranes have 24 bits.
     """
     if unit is not None:
         unit = unit.to(current.dtype).expand_as(threshold)
@@ -136,6 +140,3 @@ class _LIF(torch.autograd.Function):
             adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
             threshold_grad = wide.sum_to_size(threshold.shape)
         return adjoint, threshold_grad, None, None, None, None
-
-
-NEURONS = {"lif": lif}

@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spikeopd.errors import ConfigError, run_command
+
+if TYPE_CHECKING:
+    from spikeopd.studies.study import Request
 
 PROG = "spikeopd-study"
 EPILOG = """studies: stability, controlled, ablation, initialization, rollout-length, layers, scale, diagnostics, stage1
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(PROG, _main, argv)
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG,
         description="Repeat a comparison of the paper: run what is missing, print our values beside the paper's.",
@@ -55,6 +58,11 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
+    return parser
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
     arguments = parser.parse_intermixed_args(argv)
     # `--seeds 0 1 stage2.updates=60`: an override behind the seeds or tasks is an override.
     for name in ("seeds", "tasks"):
@@ -70,10 +78,10 @@ def _main(argv: Sequence[str] | None) -> int:
         parser.print_help()
         return 0
     request = _request(arguments)
-    from spikeopd.studies import study
+    from spikeopd.studies.study import carry_out, plan
 
     if arguments.dry_run:
-        entries = study.plan(request)
+        entries = plan(request)
         print(json.dumps({"runs": entries}) if arguments.json else "\n".join(map(_entry, entries)))
         return 0
 
@@ -82,32 +90,23 @@ def _main(argv: Sequence[str] | None) -> int:
             print(f"{PROG}: {message}", file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the blocks that end the processes
-    whole = study.carry_out(request, note)
+    whole = carry_out(request, note)
     text = whole.pop("text")
     print(json.dumps(whole) if arguments.json else text)
     note(f"wrote {request.folder}")
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> Any:
+def _request(arguments: argparse.Namespace) -> Request:
     from spikeopd.config import load_config
     from spikeopd.evaluation.tasks import choose
     from spikeopd.studies.definitions import find
     from spikeopd.studies.study import Request
 
     study = find(arguments.study)
-    if arguments.jobs < 1:
-        raise ConfigError(f"--jobs {arguments.jobs}: give at least 1")
-    if arguments.limit is not None and arguments.limit < 1:
-        raise ConfigError(f"--limit {arguments.limit}: give at least one question")
-    if not arguments.benchmarks and (arguments.limit is not None or arguments.tasks):
-        raise ConfigError(
-            "--tasks and --limit choose among zero-shot questions: give their folder with --benchmarks DIR"
-        )
-    config = load_config(arguments.config, arguments.overrides)
     return Request(
         study,
-        config,
+        load_config(arguments.config, arguments.overrides),
         Path(arguments.output),
         seeds(arguments.seeds) if arguments.seeds else study.seeds,
         arguments.jobs,

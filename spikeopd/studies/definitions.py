@@ -131,10 +131,15 @@ def _rollout_length(config: Config) -> list[Row]:
                128: (34.8, 0.3, 98.8)}  # fmt: skip
     room = (config.model.max_position_embeddings or 0) - config.stage2.prompt_length
     return [
-        method(f"K = {k}", "spikeopd", f"stage2.max_completion_length={k}",
-               paper=dict(zip(("average", "adj", "dist4"), values, strict=True)))
-        for k, values in printed.items() if k <= room
-    ]  # fmt: skip
+        method(
+            f"K = {k}",
+            "spikeopd",
+            f"stage2.max_completion_length={k}",
+            paper=dict(zip(("average", "adj", "dist4"), values, strict=True)),
+        )
+        for k, values in printed.items()
+        if k <= room
+    ]
 
 
 def every(interval: int, layers: int) -> tuple[int, ...]:
@@ -147,10 +152,15 @@ def _layers(config: Config) -> list[Row]:
                4: (35.2, 0.1, 99.1, 0.168), 6: (34.9, 0.2, 99.0, 0.164), 12: (34.6, 0.3, 98.8, 0.158)}  # fmt: skip
     depth = config.model.num_hidden_layers or 0
     rows = [
-        method(f"dL = {interval}", "spikeopd", f"stage2.spike_layers={list(every(interval, depth))}",
-               paper=dict(zip(("average", "adj", "dist4", "rate"), values, strict=True)))
-        for interval, values in printed.items() if interval <= depth
-    ]  # fmt: skip
+        method(
+            f"dL = {interval}",
+            "spikeopd",
+            f"stage2.spike_layers={list(every(interval, depth))}",
+            paper=dict(zip(("average", "adj", "dist4", "rate"), values, strict=True)),
+        )
+        for interval, values in printed.items()
+        if interval <= depth
+    ]
     return [*rows, method("none", "spikeopd", "stage2.spike_coef=0")]
 
 
@@ -192,9 +202,11 @@ def _stage1(config: Config) -> list[Row]:
     parts = {"EA": "emb", "SAA": "attn", "SFA": "feat", "STA": "soft", "HTA": "hard"}
     return [
         Row("SpAD", kind="stage1", one_seed=True),
-        *(Row(f"w/o {name}", kind="stage1", one_seed=True, base=(f"stage1.lambda_{key}=0",))
-          for name, key in parts.items()),
-    ]  # fmt: skip
+        *(
+            Row(f"w/o {name}", kind="stage1", one_seed=True, base=(f"stage1.lambda_{key}=0",))
+            for name, key in parts.items()
+        ),
+    ]
 
 
 STUDIES: dict[str, Study] = {

@@ -35,8 +35,14 @@ def points(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]
         axis.errorbar(means, places, xerr=spreads if any(spreads) else None, fmt="o", color="C0", capsize=3)
         for mean, place in zip(means, places, strict=True):
             if mean == mean:
-                axis.annotate(f"{mean:.{column.decimals}f}", (mean, place), (0, 5), textcoords="offset points",
-                              ha="center", fontsize=7)  # fmt: skip
+                axis.annotate(
+                    f"{mean:.{column.decimals}f}",
+                    (mean, place),
+                    (0, 5),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
+                )
         axis.margins(x=0.22, y=0.12)
         arrow = {"low": "\n(lower is better)", "high": "\n(higher is better)", "": ""}[column.better]
         axis.set_xlabel(column.label + arrow, fontsize=9, color="C0")

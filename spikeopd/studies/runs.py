@@ -27,6 +27,7 @@ from spikeopd import options
 from spikeopd.config import SECTIONS, Config, config_to_dict, with_overrides
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import sha256, write_json
+from spikeopd.registry import METHODS
 
 Kind = Literal["train", "evaluate"]
 Note = Callable[[str], None]
@@ -34,6 +35,8 @@ RESULT = "result.json"
 EVALUATION_VERSION = 1  # raise it when `worker.evaluate` measures something else
 TRAINING_VERSION = 1  # raise it when a method trains otherwise
 VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
+# Options that came after the first keys: at these values a run is the one it was without them.
+YOUNGER = {"model.neuron": "lif", "stage2.divergence": "forward_kl"}
 OF_EVALUATION = ("stage2.model_name_or_path", "stage2.prompt_length", "stage2.temperature")
 
 
@@ -61,8 +64,8 @@ class Run:
         if self.config.train.stage == "1":
             rows = first.micro_batch_size * first.gradient_accumulation_steps
             return first.updates * rows * self.config.data.sequence_length
-        # Small-LR takes twice the updates; an update generates its tokens, then learns from them.
-        updates = second.updates * (2 if second.method == "small_lr_opd" else 1)
+        updates = second.updates * METHODS[second.method].update_factor
+        # An update generates its tokens, then learns from them.
         return 2 * updates * second.batch_size * (second.prompt_length + second.max_completion_length)
 
     def asked(self) -> dict[str, Any]:
@@ -99,16 +102,21 @@ def content_key(run: Run) -> str:
     """sha256 over everything that can change the result; files by their content, not by their path."""
     table = options.option_table(SECTIONS)
     stage = run.config.train.stage
-    unused = {"1": "stage2", "2": "stage1" if run.config.stage2.method != "continued_spad" else ""}.get(stage, "")
+    reads = METHODS[run.config.stage2.method].reads
+    unused = {"1": "stage2", "2": "" if "stage1" in reads else "stage1"}.get(stage, "")
     values: dict[str, Any] = {
         f"{section}.{name}": value
         for section, entries in config_to_dict(run.config).items()
         for name, value in entries.items()
-        if not table[f"{section}.{name}"].harmless and section != unused
+        if not table[f"{section}.{name}"].harmless
+        and section != unused
+        and (f"{section}.{name}", value) not in YOUNGER.items()
     }
+    values["train.compile"] = False  # once an option: the keys of finished runs stay what they are
     if run.kind == "evaluate":
-        values = {name: value for name, value in values.items()
-                  if name in OF_EVALUATION or not name.startswith("stage2.")}  # fmt: skip
+        values = {
+            name: value for name, value in values.items() if name in OF_EVALUATION or not name.startswith("stage2.")
+        }
     if start := values.get("stage2.model_name_or_path"):
         values["stage2.model_name_or_path"] = student_hash(start)
     values["teacher.teacher_model_name_or_path"] = teacher_hash(run.config.teacher.teacher_model_name_or_path)
@@ -261,8 +269,11 @@ def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path], float]]:
                     load[gpu] += 1
                 process = subprocess.Popen(
                     [sys.executable, "-m", "spikeopd.studies.worker", str(folder)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                )  # fmt: skip
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                )
                 running.add(process)
             code = process.wait()
         with guard:
@@ -302,10 +313,15 @@ def stage2_run(base: Config, start: Path | str, overrides: Sequence[str] = (), *
     """A method of Stage 2 from one student. Perplexity is taken eight times over the recipe's updates."""
     every = max(1, base.stage2.updates // 8)
     fixed = [
-        "train.stage=2", f"stage2.model_name_or_path={Path(start).resolve()}", "stage2.on_collapse=log",
-        f"train.eval_every={every}", f"train.save_every={every}", "train.keep_checkpoints=100000", "train.threads=1",
+        "train.stage=2",
+        f"stage2.model_name_or_path={Path(start).resolve()}",
+        "stage2.on_collapse=log",
+        f"train.eval_every={every}",
+        f"train.save_every={every}",
+        "train.keep_checkpoints=100000",
+        "train.threads=1",
         "train.log_every=1",
-    ]  # fmt: skip
+    ]
     # In one step: a recipe for both stages names no student to start from.
     config = with_overrides(base, [*fixed, *overrides])
     return Run(config, length=base.stage2.max_completion_length, **rest)

@@ -65,11 +65,15 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         from spikeopd.training import train
 
         # Unused options and places may differ from those the run was begun with; its key says that it is the same.
-        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False) or {}
+        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False).summary
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
-    result = {"key": asked["key"], "kind": asked["kind"], "train_seconds": round(trained, 1),
-              "student": os.path.relpath(student.resolve(), folder.resolve())}  # fmt: skip
+    result = {
+        "key": asked["key"],
+        "kind": asked["kind"],
+        "train_seconds": round(trained, 1),
+        "student": os.path.relpath(student.resolve(), folder.resolve()),
+    }
     result |= summary.get("stage1", {}) if config.train.stage == "1" else summary.get("stage2", {})
     if config.train.stage != "1":
         result["evaluation"] = evaluate(config, student, asked["length"])
@@ -97,13 +101,13 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     import torch
 
     from spikeopd import quality
-    from spikeopd.methods.setup import build, load_student, make_accelerator
+    from spikeopd.methods.setup import build, configured_student, make_accelerator
     from spikeopd.models.teacher import output_table
     from spikeopd.rollout import rollout, uniforms
     from spikeopd.text.tokens import batch, sequential_windows
 
     setup = build(config, make_accelerator(config.train))
-    model = place(load_student(str(student), config), setup.device)
+    model = place(configured_student(str(student), config), setup.device)
     options, shape, chunk = config.stage2, model.config, config.train.kl_chunk_tokens
     head, layers = output_table(setup.teacher), tuple(range(shape.num_hidden_layers))
     length = min(config.data.sequence_length, shape.max_position_embeddings)

@@ -10,19 +10,25 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from random_models import random_model, random_shape  # noqa: E402
+from random_models import PLUS, random_model, random_shape  # noqa: E402
 
 from neuro_sim.dense import DenseDecoder  # noqa: E402
 from spikeopd.contracts import SpikeTrace  # noqa: E402
 
-CASES = {"plain": {}, "factorised": {"width": 12}, "six_steps": {"num_steps": 6, "heads": 3, "head_dim": 5}}
+CASES = {
+    "plain": {},
+    "factorised": {"width": 12},
+    "six_steps": {"num_steps": 6, "heads": 3, "head_dim": 5},
+    "plus": PLUS,
+    "plus_factorised": {**PLUS, "width": 12},
+}
 TOKENS = [2, 7, 31, 7, 0, 19, 38, 5, 11, 23]
 
 
-def decode(name):
+def decode(name, backend=DenseDecoder):
     """Spikes of every site packed to bits, and the logits of the last token."""
     trace = SpikeTrace()
-    decoder = DenseDecoder(random_model(random_shape(**CASES[name]), seed=11), trace)
+    decoder = backend(random_model(random_shape(**CASES[name]), seed=11), trace)
     for token in TOKENS:
         logits, _ = decoder.step(token)
     bits = np.concatenate([spikes.ravel() for values in trace.sites.values() for spikes in values])

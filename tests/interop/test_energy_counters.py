@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import random_model, random_shape
+from random_models import PLUS, random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import Activity, SpikeTrace
+from spikeopd.contracts.topology import layer_macs
 
 pytestmark = pytest.mark.interop
 
@@ -25,17 +26,28 @@ INSTALL = (
     ".venv-interop-energy/bin/pip install numpy tqdm loguru packaging requests scipy matplotlib h5py"
 )
 LAYERS, TOKENS, STEPS, HEADS, HEAD_DIM = 2, 6, 4, 2, 8
-PROJECTIONS = {"w_q": ("input", "qkv"), "w_k": ("input", "qkv"), "w_v": ("input", "qkv"), "w_o": ("r", "output"),
-               "w_1": ("x", "ffn_in"), "w_2": ("f", "ffn_out")}  # fmt: skip
+SHAPES = {
+    name: random_shape(heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, **form)
+    for name, form in (("paper", {}), ("plus", PLUS))
+}
+# Written out again, on purpose: this is what the table in spikeopd.contracts.topology is checked against.
+PROJECTIONS = {
+    "w_q": ("input", "qkv"),
+    "w_k": ("input", "qkv"),
+    "w_v": ("input", "qkv"),
+    "w_o": ("r", "output"),
+    "w_1": ("x", "ffn_in"),
+    "w_2": ("f", "ffn_out"),
+}
 
 
 @cache
-def counted() -> tuple[Activity, dict[str, np.ndarray]]:
+def counted(form: str) -> tuple[Activity, dict[str, np.ndarray]]:
     """Our counts of a short decode, and the spikes and weights they were counted from."""
-    model = random_model(random_shape(heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS), seed=3, drive=1.5)
+    model = random_model(SHAPES[form], seed=3, drive=1.5)
     trace = SpikeTrace()
     decoder = DenseDecoder(model, trace)
-    total = Activity.zeros(LAYERS, STEPS)
+    total = Activity.zeros(SHAPES[form])
     for token in range(TOKENS):
         _, activity = decoder.step(token)
         activity.sops_unmasked = activity.spikes["q"] * TOKENS
@@ -54,52 +66,58 @@ def counted() -> tuple[Activity, dict[str, np.ndarray]]:
     return total, blocks
 
 
+Counts = dict[str, dict[str, int]]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def form(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+def others(tmp_path_factory: pytest.TempPathFactory, form: str) -> Counts:
     if not PYTHON.exists():
         pytest.skip(f"NeuroBench and SpikingJelly are not installed; install with: {INSTALL}")
     path = tmp_path_factory.mktemp("interop") / "blocks.npz"
-    np.savez(path, **counted()[1])
+    np.savez(path, **counted(form)[1])
     script = Path(__file__).with_name("energy_counters.py")
     done = subprocess.run([PYTHON, script, path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ours(component: str, layer: int, field: str = "sops") -> int:
-    return int(getattr(counted()[0], field)[component][layer].sum())
+def ours(form: str, component: str, layer: int, field: str = "sops") -> int:
+    return int(getattr(counted(form)[0], field)[component][layer].sum())
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 @pytest.mark.parametrize("component", ["qkv", "output", "ffn_in", "ffn_out"])
-def test_projections(others: dict[str, dict[str, int]], component: str, layer: int) -> None:
+def test_projections(others: Counts, form: str, component: str, layer: int) -> None:
     """SpikingJelly counts what we count; NeuroBench skips synapses of weight zero, and with those added agrees too."""
-    blocks = counted()[1]
+    blocks = counted(form)[1]
     names = [name for name, (_, target) in PROJECTIONS.items() if target == component]
     found = [others[f"{layer}.{name}"] for name in names]
-    assert sum(row["spikingjelly"] for row in found) == ours(component, layer) > 0
+    assert sum(row["spikingjelly"] for row in found) == ours(form, component, layer) > 0
     hits = sum(
         int((blocks[f"{layer}.{name}.spikes"].sum(0)[:, None] * (blocks[f"{layer}.{name}.weight"] == 0)).sum())
         for name in names
     )
-    assert sum(row["neurobench_acs"] for row in found) + hits == ours(component, layer)
+    assert sum(row["neurobench_acs"] for row in found) + hits == ours(form, component, layer)
     assert all(row["neurobench_macs"] == 0 for row in found)  # it sees spikes, so none of it is a MAC
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_zero_weights_occur(others: dict[str, dict[str, int]], layer: int) -> None:
+def test_zero_weights_occur(others: Counts, form: str, layer: int) -> None:
     """The difference explained above is really exercised: somewhere a spike meets a weight of zero."""
-    mine = sum(ours(component, layer) for component in ("qkv", "output", "ffn_in", "ffn_out"))
+    mine = sum(ours(form, component, layer) for component in ("qkv", "output", "ffn_in", "ffn_out"))
     theirs = sum(others[f"{layer}.{name}"]["neurobench_acs"] for name in PROJECTIONS)
     assert theirs < mine
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_dense_operations(others: dict[str, dict[str, int]], layer: int) -> None:
+def test_dense_operations(others: Counts, form: str, layer: int) -> None:
     """NeuroBench's Dense is T_s times our closed-form FLOPs."""
-    from energy.flops import layer_macs
-
-    flops = layer_macs(random_shape(heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS), TOKENS, 0)
+    flops = layer_macs(SHAPES[form], TOKENS, 0)
     for component in ("qkv", "output", "ffn_in", "ffn_out"):
         names = [name for name, (_, target) in PROJECTIONS.items() if target == component]
         dense = sum(others[f"{layer}.{name}"]["neurobench_dense"] for name in names)
@@ -107,13 +125,15 @@ def test_dense_operations(others: dict[str, dict[str, int]], layer: int) -> None
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_attention(others: dict[str, dict[str, int]], layer: int) -> None:
+def test_attention(others: Counts, form: str, layer: int) -> None:
     """Synapses reached are our sops, pairs that both spike our additions; a square product is our unmasked count."""
     found = others[f"{layer}.attention"]
-    assert found["spikingjelly_synapses"] == found["neurobench_synapses"] == ours("coincidence", layer) > 0
-    assert found["spikingjelly_pairs"] == found["neurobench_pairs"] == ours("coincidence", layer, "additions") > 0
-    assert found["spikingjelly_av_synapses"] == found["neurobench_av_synapses"] == ours("av", layer) > 0
-    assert found["spikingjelly_av_pairs"] == found["neurobench_av_pairs"] == ours("av", layer, "additions")
-    assert found["spikingjelly_square_synapses"] == int(counted()[0].sops_unmasked[layer].sum())
-    assert found["spikingjelly_square_masked_pairs"] == ours("coincidence", layer, "additions")
-    assert found["spikingjelly_square_pairs"] > ours("coincidence", layer, "additions")  # it also counts the future
+    assert found["spikingjelly_synapses"] == found["neurobench_synapses"] == ours(form, "coincidence", layer) > 0
+    assert found["spikingjelly_pairs"] == found["neurobench_pairs"] == ours(form, "coincidence", layer, "additions") > 0
+    assert found["spikingjelly_av_synapses"] == found["neurobench_av_synapses"] == ours(form, "av", layer) > 0
+    assert found["spikingjelly_av_pairs"] == found["neurobench_av_pairs"] == ours(form, "av", layer, "additions")
+    assert found["spikingjelly_square_synapses"] == int(counted(form)[0].sops_unmasked[layer].sum())
+    assert found["spikingjelly_square_masked_pairs"] == ours(form, "coincidence", layer, "additions")
+    assert found["spikingjelly_square_pairs"] > ours(
+        form, "coincidence", layer, "additions"
+    )  # it also counts the future

@@ -49,9 +49,9 @@ def test_it_exports_what_stage_1_aligns_with_across_widths(teacher):
     ids = torch.randint(10, 40000, (1, 12), generator=torch.Generator().manual_seed(0))
     calibrate(student, ids.repeat(4, 1))
     shape = TeacherShape.of(teacher.config)
-    objective = SpADObjective(student, shape, config.stage1, 4)
+    objective = SpADObjective(student, 4, shape, config.stage1.kd_temperature)
     target = run_teacher(teacher, ids, internals=True)
     assert len(target.attentions) == 30 and target.hidden[-1].shape == (1, 12, 576)
-    sums = objective("sums", ids, target, output_table(teacher))
+    sums = objective.sums(ids, target, output_table(teacher))
     sums.sum().backward()
     assert sums.isfinite().all() and student.model.layers[0].q_proj.weight.grad.abs().sum() > 0

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.lava
 
 from export.bundle_writer import BundleOptions, write_bundle  # noqa: E402
 from neuro_sim.dense import DenseDecoder  # noqa: E402
-from neuro_sim.engine import EventDecoder  # noqa: E402
+from neuro_sim.event.engine import EventDecoder  # noqa: E402
 from neuro_sim.lava import compiled  # noqa: E402
 from neuro_sim.lava.decoder import LavaDecoder  # noqa: E402
 from spikeopd.contracts import SpikeTrace, first_difference  # noqa: E402

@@ -12,9 +12,9 @@ from export.bundle_writer import BundleOptions, write_bundle
 from export.quantize import lower
 from export.reference import TorchReference
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from spikeopd.config import load_config
-from spikeopd.contracts import LAYER_SITES, SpikeTrace, first_difference
+from spikeopd.contracts import SpikeTrace, first_difference
 from spikeopd.contracts.bundle import load_bundle
 from spikeopd.models.initialise import build_student, calibrate
 
@@ -54,7 +54,10 @@ def check(seed, target, tmp_path):
     }
     fed = results["oracle"][0]
     reference_logits, traces["torch"] = TorchReference(model).run(fed)
-    assert set(traces["oracle"].sites) == {(-1, "embed"), *((layer, s) for layer in range(4) for s in LAYER_SITES)}
+    assert set(traces["oracle"].sites) == {
+        (-1, "embed"),
+        *((layer, s) for layer in range(4) for s in model.shape.layer_sites),
+    }
     assert len(traces["oracle"].sites[0, "q"]) == PROMPT + NEW
     for name in ("torch", "event"):
         assert first_difference(traces["oracle"], traces[name]) is None, name

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_models import random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.engine import EventDecoder
+from neuro_sim.event.engine import EventDecoder
 from spikeopd.contracts import Activity, ModelShape, SpikeModel, SpikeTrace, first_difference
 
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +25,9 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         positions=draw(st.sampled_from([4, 32, 70])),
         num_steps=draw(st.integers(1, 9)),
         width=draw(st.sampled_from([None, 5, 24])),
+        write=draw(st.sampled_from(["spike", "current"])),
+        readout=draw(st.sampled_from(["rate", "residual"])),
+        distances=draw(st.sampled_from([0, 1, 5, 40, 100])),
     )
 
 

@@ -9,60 +9,78 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spikeopd.contracts import EMBED_SITE
-from spikeopd.methods import opd
-from spikeopd.methods.alignment import (
-    BRANCHES,
-    Alignment,
-    SpADObjective,
-    TeacherShape,
-    branch_sizes,
-    branch_weights,
-)
-from spikeopd.methods.baselines.common import corpus_step, fit_linear
+from spikeopd.methods.adaptation import Adaptation, Policy, load_pair, prompt_rows
+from spikeopd.methods.alignment import BRANCHES, Alignment, TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.baselines.common import corpus_windows, fit_linear
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
-from spikeopd.models.teacher import output_table, run_teacher
+from spikeopd.models.teacher import TeacherOutput, output_table, run_teacher
 from spikeopd.runlog import RunLog
 
 
-class ContinuedObjective(opd.PolicyObjective):
+class AlignedPolicy(Policy):
     """The student with Stage 1's maps and Stage 1's sums."""
 
-    sums = SpADObjective.sums
+    def __init__(self, student: BiSpikCLMForCausalLM, chunk: int, alignment: Alignment, temperature: float) -> None:
+        super().__init__(student, chunk)
+        self.alignment, self.temperature = alignment, temperature
 
-    def __init__(self, setup: Setup, student: BiSpikCLMForCausalLM) -> None:
-        super().__init__(student, setup.config.train.kl_chunk_tokens)
-        self.options = setup.config.stage1
-        torch.manual_seed(setup.config.train.seed + 1)  # the same on every process
-        self.alignment = Alignment(student.config, TeacherShape.of(setup.teacher.config)).to(setup.device)
+    def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
+        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk)
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
-    return opd.adapt(setup, log, student_path, objective, update_step, resume=resume)
+    student, reference = load_pair(setup, student_path)
+    policy = make_policy(setup, student)
+    fit_alignment(setup, policy)
+    return adapt(Adaptation(setup, log, policy, reference, resume=resume))
 
 
-def objective(setup: Setup, student: BiSpikCLMForCausalLM) -> ContinuedObjective:
-    made = ContinuedObjective(setup, student)
-    fit_alignment(setup, made)
-    return made
+def adapt(run: Adaptation[AlignedPolicy]) -> dict[str, Any]:
+    setup, options, policy = run.setup, run.options, run.objective
+    length = options.prompt_length + options.max_completion_length
+    shape, head = TeacherShape.of(setup.teacher.config), output_table(setup.teacher)
+    sizes = branch_sizes(run.reference.config, shape, options.batch_size, length).to(setup.device)
+    weights = branch_weights(setup.config.stage1).to(setup.device)
+    scale = weights / sizes
+    for update in run.updates(options.updates):
+        total = torch.zeros_like(sizes)
+        for ids in run.micro_batches(corpus_windows(setup, update)):
+            sums = run.call(policy.sums, ids, run_teacher(setup.teacher, ids, internals=True), head)
+            run.backward((sums * scale.float()).sum())
+            total += sums.detach().double()
+        total = run.reduce(total)
+        loss = (total * scale).sum().item()
+        norm = run.step(loss, options.learning_rate)
+        branches = dict(zip(BRANCHES, (total / sizes).tolist(), strict=True))
+        run.log(update, {"loss": loss, **branches, "grad_norm": norm})
+    return run.finish()
+
+
+def make_policy(setup: Setup, student: BiSpikCLMForCausalLM) -> AlignedPolicy:
+    config = setup.config
+    torch.manual_seed(config.train.seed + 1)  # the same on every process
+    maps = Alignment(student.config, TeacherShape.of(setup.teacher.config)).to(setup.device)
+    return AlignedPolicy(student, config.train.kl_chunk_tokens, maps, config.stage1.kd_temperature)
 
 
 @torch.no_grad()
-def fit_alignment(setup: Setup, objective: ContinuedObjective, batches: int = 5) -> None:
+def fit_alignment(setup: Setup, policy: AlignedPolicy, batches: int = 5) -> None:
     """Closed-form P_e, P_h and LayerNorm scale and shift on the first corpus minibatches."""
-    options, maps = setup.config.stage2, objective.alignment
+    options, maps = setup.config.stage2, policy.alignment
     length = options.prompt_length + options.max_completion_length
-    layers = objective.student.config.num_hidden_layers
-    mine: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(-1, layers)}
-    theirs: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(-1, layers)}
+    layers = policy.student.config.num_hidden_layers
+    mine: dict[int, list[Tensor]] = {layer: [] for layer in range(-1, layers)}
+    theirs: dict[int, list[Tensor]] = {layer: [] for layer in range(-1, layers)}
     for update in range(batches):
-        for ids in opd.prompt_rows(setup, update, length).to(setup.device).split(options.micro_batch_size):
+        whole = prompt_rows(setup, update, length).to(setup.device)
+        for ids in torch.split(whole, options.micro_batch_size):
             recorder = Recorder(sites=(EMBED_SITE, "h"))
             with setup.accelerator.autocast():
-                objective.student.model(ids, use_cache=False, recorder=recorder)
+                policy.student.model(ids, use_cache=False, recorder=recorder)
             teacher = run_teacher(setup.teacher, ids, internals=True)
             mine[-1].append(recorder.spikes[-1, EMBED_SITE].mean(0).flatten(0, 1))
             theirs[-1].append(teacher.embeddings.flatten(0, 1))
@@ -73,6 +91,7 @@ def fit_alignment(setup: Setup, objective: ContinuedObjective, batches: int = 5)
     for layer in range(layers):
         x, y = torch.cat(mine[layer]), torch.cat(theirs[layer])
         feature, norm = maps.feature[layer], maps.norm[layer]
+        assert isinstance(norm, nn.LayerNorm)
         if isinstance(feature, nn.Linear):
             fit_linear(feature, x, y)
         normed = nn.functional.layer_norm(feature(x), norm.normalized_shape, eps=norm.eps)
@@ -80,18 +99,3 @@ def fit_alignment(setup: Setup, objective: ContinuedObjective, batches: int = 5)
         slope = ((normed - normed.mean(0)) * (y - y.mean(0))).mean(0) / spread
         norm.weight.copy_(slope)
         norm.bias.copy_(y.mean(0) - slope * normed.mean(0))
-
-
-def update_step(
-    setup: Setup, objective: Any, optimizer: torch.optim.Optimizer, reference: BiSpikCLMForCausalLM, update: int
-) -> dict[str, float]:
-    options = setup.config.stage2
-    length = options.prompt_length + options.max_completion_length
-    shape, head = TeacherShape.of(setup.teacher.config), output_table(setup.teacher)
-    sizes = branch_sizes(reference.config, shape, options.batch_size, length).to(setup.device)
-    weights = branch_weights(setup.config.stage1).to(setup.device)
-    sums, loss, norm = corpus_step(
-        setup, objective, optimizer, update,
-        lambda ids: objective("sums", ids, run_teacher(setup.teacher, ids, internals=True), head), weights / sizes,
-    )  # fmt: skip
-    return {"loss": loss, **dict(zip(BRANCHES, (sums / sizes).tolist(), strict=True)), "grad_norm": norm}

@@ -8,6 +8,7 @@ forward KL where the entropy is high.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from spikeopd import losses
 from spikeopd.methods import opd
-from spikeopd.methods.baselines.common import calibration_rollouts, with_stage2
+from spikeopd.methods.adaptation import Adaptation, load_pair, with_stage2
+from spikeopd.methods.baselines.common import calibration_rollouts
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import output_table, run_teacher
@@ -23,14 +25,11 @@ from spikeopd.runlog import RunLog
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
-    return opd.adapt(with_stage2(setup, ref_coef=0.0), log, student_path, objective, opd.update_step, resume=resume)
-
-
-def objective(setup: Setup, student: BiSpikCLMForCausalLM) -> opd.PolicyObjective:
-    limit, top = entropy_threshold(setup, student), setup.config.stage2.teacher_top_k
-    return opd.PolicyObjective(
-        student, setup.config.train.kl_chunk_tokens, lambda q, p: entropy_switched(q, p, limit, top)
-    )
+    setup = with_stage2(setup, ref_coef=0.0)
+    student, reference = load_pair(setup, student_path)
+    switched = partial(entropy_switched, limit=entropy_threshold(setup, student), top=setup.config.stage2.teacher_top_k)
+    policy = opd.DistilledPolicy(student, setup.config.train.kl_chunk_tokens, switched)
+    return opd.adapt(Adaptation(setup, log, policy, reference, resume=resume))
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -56,8 +55,8 @@ def entropy_threshold(setup: Setup, student: BiSpikCLMForCausalLM) -> float:
     options, head = setup.config.stage2, output_table(setup.teacher)
     (sequences,) = calibration_rollouts(setup, student, 1)
     found = []
-    for rows in sequences.split(options.micro_batch_size):
+    for rows in torch.split(sequences, options.micro_batch_size):
         features = run_teacher(setup.teacher, rows[:, :-1], internals=False).features
         visited = features[:, -options.max_completion_length :].flatten(0, 1)
-        found += [entropy(head(part).float()) for part in visited.split(setup.config.train.kl_chunk_tokens)]
+        found += [entropy(head(part).float()) for part in torch.split(visited, setup.config.train.kl_chunk_tokens)]
     return torch.cat(found).quantile(options.entropy_quantile).item()

@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spikeopd.errors import ConfigError
 from spikeopd.files import new_directory, write_json
 from spikeopd.methods import opd
-from spikeopd.methods.baselines.common import with_stage2
-from spikeopd.methods.loop import finish_update
+from spikeopd.methods.adaptation import Adaptation, load_pair, prompt_rows, with_stage2
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.quality import RATE_SITES, layer_spikes
+from spikeopd.quality import RATE_SITES, layer_spikes, rate_sites
 from spikeopd.rollout import rollout, uniforms
 from spikeopd.runlog import RunLog
 
@@ -34,17 +35,17 @@ from spikeopd.runlog import RunLog
 class Buffer:
     """N trajectories: sequences [N, P + K], teacher features [N, K, w], reference spikes [N, layers]."""
 
-    sequences: np.ndarray
-    teacher: np.ndarray
-    spikes: np.ndarray
+    sequences: NDArray[np.int64]
+    teacher: NDArray[np.float32]
+    spikes: NDArray[np.float64]
 
-    def draw(self, rows: int, seed: int, update: int) -> np.ndarray:
+    def draw(self, rows: int, seed: int, update: int) -> NDArray[np.int64]:
         """Row numbers of an update, from (seed, update) alone; no row twice if there are enough."""
         generator = np.random.Generator(np.random.Philox(key=np.array([seed ^ 0x116, update], dtype=np.uint64)))
         return generator.choice(len(self.sequences), size=rows, replace=rows > len(self.sequences))
 
 
-class ReplayObjective(opd.PolicyObjective):
+class ReplayPolicy(opd.DistilledPolicy):
     def spikes(self, sequences: Tensor, k: int, scope: str) -> Tensor:
         """Spikes of every layer on stored prefixes, [layers]: the batch's rates are needed before any backward."""
         layers = tuple(range(self.student.config.num_hidden_layers))
@@ -56,22 +57,48 @@ class ReplayObjective(opd.PolicyObjective):
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
     setup = with_stage2(setup, ref_coef=0.0)
-    store: dict[str, Buffer] = {}
+    student, reference = load_pair(setup, student_path)
+    buffer = open_buffer(setup, student, log.folder / "stage2" / "buffer", log)
+    divergence = opd.chosen_divergence(setup.config.stage2)
+    policy = ReplayPolicy(student, setup.config.train.kl_chunk_tokens, divergence)
+    return adapt(Adaptation(setup, log, policy, reference, resume=resume), buffer)
 
-    def objective(setup: Setup, student: BiSpikCLMForCausalLM) -> opd.PolicyObjective:
-        store["buffer"] = open_buffer(setup, student, log.folder / opd.STAGE / "buffer", log)
-        return ReplayObjective(student, setup.config.train.kl_chunk_tokens)
 
-    def step(setup: Setup, objective: Any, optimizer: Any, reference: Any, update: int) -> dict[str, float]:
-        return update_step(setup, objective, optimizer, reference, store["buffer"], update)
+def adapt(run: Adaptation[ReplayPolicy], buffer: Buffer) -> dict[str, Any]:
+    """Updates on stored trajectories. Their statistics are the buffer's, not the student's: not logged."""
+    for update in run.updates(run.options.updates):
+        values = opd.descend(run, replay(run, buffer, update))
+        norm = run.step(values["loss"], run.options.learning_rate)
+        run.log(update, values | {"grad_norm": norm})
+    return run.finish()
 
-    return opd.adapt(setup, log, student_path, objective, step, resume=resume)
+
+def replay(run: Adaptation[ReplayPolicy], buffer: Buffer, update: int) -> list[opd.Visited]:
+    setup, options, policy = run.setup, run.options, run.objective
+    k, table = options.max_completion_length, teacher_table(setup)
+    chosen = torch.from_numpy(buffer.draw(options.batch_size, setup.config.train.seed, update))
+    parts = []
+    for rows in setup.micro_batches(chosen, options.micro_batch_size):
+        at = np.sort(rows.cpu().numpy())
+        sequences = torch.from_numpy(np.array(buffer.sequences[at])).to(setup.device)
+        teacher = torch.from_numpy(np.array(buffer.teacher[at])).to(table)
+        spikes = torch.from_numpy(np.array(buffer.spikes[at])).sum(0).float().to(setup.device)
+        active = run.call(policy.spikes, sequences, k, options.rate_scope)
+        parts.append(opd.Visited(sequences, teacher, None, active, spikes if options.spike_coef else None))
+    return parts
+
+
+def teacher_table(setup: Setup) -> Tensor:
+    """The teacher's output table, [vocabulary, w]."""
+    table = output_table(setup.teacher).weight
+    assert isinstance(table, Tensor)
+    return table
 
 
 def trajectories(setup: Setup) -> int:
     """As many as the updates use, or as many as fit into stage2.buffer_gib; never fewer than a batch."""
     options = setup.config.stage2
-    k, width = options.max_completion_length, output_table(setup.teacher).weight.shape[1]
+    k, width = options.max_completion_length, teacher_table(setup).shape[1]
     row = 4 * k * width + 8 * (options.prompt_length + k) + 8 * len(options.spike_layers)
     fitting = int(options.buffer_gib * 2**30) // row
     if fitting < options.batch_size:
@@ -95,25 +122,23 @@ def open_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: 
 def make_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: RunLog) -> None:
     options, seed, count = setup.config.stage2, setup.config.train.seed, trajectories(setup)
     k, length = options.max_completion_length, options.prompt_length + options.max_completion_length
-    layers, width = opd.monitored(options.spike_layers), output_table(setup.teacher).weight.shape[1]
-    batches = -(-count // options.batch_size)
+    layers, width = opd.monitored(options), teacher_table(setup).shape[1]
+    batches, size = -(-count // options.batch_size), options.micro_batch_size
     with new_directory(folder) as target, log.progress("buffer", batches, unit="batch") as bar:
         shapes = {
             "sequences": (np.int64, (count, length)),
             "teacher": (np.float32, (count, k, width)),
             "spikes": (np.float64, (count, len(layers))),
         }
-        files = {
-            name: np.lib.format.open_memmap(target / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        files: dict[str, np.memmap[Any, Any]] = {
+            name: open_memmap(target / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)  # type: ignore[no-untyped-call]
             for name, (dtype, shape) in shapes.items()
         }
         for index in range(batches):
-            prompts = opd.prompt_rows(setup, index, options.prompt_length).to(setup.device)
+            prompts = prompt_rows(setup, index, options.prompt_length).to(setup.device)
             uniform = uniforms(seed, index, options.batch_size, k)
             at = index * options.batch_size
-            for rows, u in zip(
-                prompts.split(options.micro_batch_size), uniform.split(options.micro_batch_size), strict=True
-            ):
+            for rows, u in zip(torch.split(prompts, size), torch.split(uniform, size), strict=True):
                 end = min(at + len(rows), count)
                 keep = end - at
                 if keep <= 0:
@@ -140,39 +165,10 @@ def _row_spikes(
     """Spikes of each row and layer, [rows, layers]."""
     recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None))
     student.model(sequences[:, :-1], use_cache=False, recorder=recorder)
-    sites = RATE_SITES[scope]
-    return torch.stack(
-        [sum(recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in sites) for layer in layers], 1
-    )
 
+    def of(layer: int) -> Tensor:
+        sites = rate_sites(student.config, scope)
+        first, *others = (recorder.spikes[layer, site].double().sum((0, 2, 3)) for site in sites)
+        return sum(others, first)
 
-def update_step(
-    setup: Setup,
-    objective: Any,
-    optimizer: torch.optim.Optimizer,
-    reference: BiSpikCLMForCausalLM,
-    buffer: Buffer,
-    update: int,
-) -> dict[str, float]:
-    """One optimizer step on stored trajectories. Its statistics are the buffer's, not the student's: not logged."""
-    options = setup.config.stage2
-    parts = replay(setup, objective, buffer, update)
-    values = opd.descend(setup, objective, reference, parts)
-    norm = finish_update(
-        setup, objective, optimizer, opd.STAGE, update, values["loss"], options.max_grad_norm, options.learning_rate
-    )
-    return values | {"grad_norm": norm}
-
-
-def replay(setup: Setup, objective: Any, buffer: Buffer, update: int) -> list[opd.Visited]:
-    options = setup.config.stage2
-    chosen = torch.from_numpy(buffer.draw(options.batch_size, setup.config.train.seed, update))
-    parts, table = [], output_table(setup.teacher).weight
-    for rows in setup.rows(chosen).cpu().split(options.micro_batch_size):
-        at = np.sort(rows.numpy())
-        sequences = torch.from_numpy(np.array(buffer.sequences[at])).to(setup.device)
-        teacher = torch.from_numpy(np.array(buffer.teacher[at])).to(table)
-        spikes = torch.from_numpy(np.array(buffer.spikes[at])).sum(0).float().to(setup.device)
-        active = objective("spikes", sequences, options.max_completion_length, options.rate_scope)
-        parts.append(opd.Visited(sequences, teacher, None, active, spikes if options.spike_coef else None))
-    return parts
+    return torch.stack([of(layer) for layer in layers], 1)

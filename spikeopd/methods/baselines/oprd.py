@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from spikeopd.losses import layer_map, masked_square_error
 from spikeopd.methods import opd
-from spikeopd.methods.baselines.common import calibration_rollouts, fit_linear, teacher_only
-from spikeopd.methods.loop import finish_update, local_gradients
+from spikeopd.methods.adaptation import Adaptation, Policy, load_pair, with_stage2
+from spikeopd.methods.alignment import TeacherShape
+from spikeopd.methods.baselines.common import calibration_rollouts, fit_linear
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
@@ -26,14 +27,14 @@ from spikeopd.runlog import RunLog
 BEHIND_HIDDEN = ("model.final_layer_norm", "model.logit_scale", "model.project_out", "lm_head.bias")
 
 
-class RepresentationObjective(opd.PolicyObjective):
+class RepresentationPolicy(Policy):
     """The student with one linear map per layer; `coefficient` is fixed before the first update."""
 
-    def __init__(self, student: BiSpikCLMForCausalLM, chunk: int, teacher_width: int, teacher_layers: int) -> None:
+    def __init__(self, student: BiSpikCLMForCausalLM, chunk: int, teacher: TeacherShape) -> None:
         super().__init__(student, chunk)
         config = student.config
-        self.matched = layer_map(config.num_hidden_layers, teacher_layers)
-        self.maps = nn.ModuleList(nn.Linear(config.hidden_size, teacher_width) for _ in self.matched)
+        self.matched = layer_map(config.num_hidden_layers, teacher.num_hidden_layers)
+        self.maps = nn.ModuleList(nn.Linear(config.hidden_size, teacher.hidden_size) for _ in self.matched)
         self.coefficient = 1.0
 
     def hidden(self, sequences: Tensor, k: int) -> list[Tensor]:
@@ -50,26 +51,49 @@ class RepresentationObjective(opd.PolicyObjective):
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
-    return opd.adapt(teacher_only(setup), log, student_path, objective, update_step, resume=resume)
+    setup = with_stage2(setup, teacher_coef=1.0, ref_coef=0.0, spike_coef=0.0)
+    student, reference = load_pair(setup, student_path)
+    return adapt(Adaptation(setup, log, make_policy(setup, student), reference, resume=resume))
 
 
-def objective(setup: Setup, student: BiSpikCLMForCausalLM) -> RepresentationObjective:
-    shape = setup.teacher.config
-    made = RepresentationObjective(
-        student, setup.config.train.kl_chunk_tokens, shape.hidden_size, shape.num_hidden_layers
-    ).to(setup.device)
-    calibrate(setup, made)
+def adapt(run: Adaptation[RepresentationPolicy]) -> dict[str, Any]:
+    setup, options, policy = run.setup, run.options, run.objective
+    count, shape = entries(setup, len(policy.matched)), run.reference.config
+    slots = options.batch_size * options.max_completion_length * shape.num_steps
+    for update in run.updates(options.updates):
+        parts = opd.visit(run, update)
+        total = torch.zeros((), dtype=torch.float64, device=setup.device)
+        for part in run.micro_batches(parts):
+            hidden = teacher_hidden(setup, part.sequences, policy.matched)
+            square = run.call(policy.square_errors, part.sequences, hidden)
+            run.backward(policy.coefficient * square / count)
+            total += square.detach().double()
+        mean = (run.reduce(total) / count).item()
+        loss = policy.coefficient * mean
+        norm = run.step(loss, options.learning_rate)
+        spikes = run.reduce(torch.stack([part.spikes for part in parts]).sum(0))
+        rate = spikes.mean().item() / (slots * layer_neurons(shape, options.rate_scope))
+        values = {"loss": loss, "mse": mean, "coefficient": policy.coefficient, "rate": rate}
+        run.log(update, values | opd.continuation_statistics(run, parts) | {"grad_norm": norm})
+    return run.finish()
+
+
+def make_policy(setup: Setup, student: BiSpikCLMForCausalLM) -> RepresentationPolicy:
+    shape = TeacherShape.of(setup.teacher.config)
+    policy = RepresentationPolicy(student, setup.config.train.kl_chunk_tokens, shape).to(setup.device)
+    calibrate(setup, policy)
     # What lies behind the last hidden state has no part in this loss.
     for name, parameter in student.named_parameters():
         if name.startswith(BEHIND_HIDDEN):
             parameter.requires_grad_(False)
-    return made
+    return policy
 
 
 def entries(setup: Setup, layers: int) -> int:
     """Coordinates the squared errors of a whole batch are averaged over."""
     options = setup.config.stage2
-    return options.batch_size * options.max_completion_length * layers * setup.teacher.config.hidden_size
+    width: int = setup.teacher.config.hidden_size
+    return options.batch_size * options.max_completion_length * layers * width
 
 
 def teacher_hidden(setup: Setup, sequences: Tensor, matched: list[int]) -> list[Tensor]:
@@ -78,18 +102,19 @@ def teacher_hidden(setup: Setup, sequences: Tensor, matched: list[int]) -> list[
     return [hidden[layer][:, -k:] for layer in matched]
 
 
-def calibrate(setup: Setup, objective: RepresentationObjective) -> None:
+def calibrate(setup: Setup, policy: RepresentationPolicy) -> None:
     """Fit the maps, then fix c = mean of |grad full KL| / |grad MSE| over the first minibatches.
 
     Norms are those of the student's parameters; the maps have no gradient of the KL to compare with.
     """
     options, k = setup.config.stage2, setup.config.stage2.max_completion_length
-    batches = calibration_rollouts(setup, objective.student, options.calibration_batches)
+    batches = calibration_rollouts(setup, policy.student, options.calibration_batches)
     with torch.no_grad():
-        targets = [teacher_hidden(setup, sequences, objective.matched) for sequences in batches]
+        targets = [teacher_hidden(setup, sequences, policy.matched) for sequences in batches]
         with setup.accelerator.autocast():
-            mine = [objective.hidden(sequences, k) for sequences in batches]
-        for layer, linear in enumerate(objective.maps):
+            mine = [policy.hidden(sequences, k) for sequences in batches]
+        for layer, linear in enumerate(policy.maps):
+            assert isinstance(linear, nn.Linear)
             x, y = (torch.cat([part[layer].flatten(0, 1) for part in side]) for side in (mine, targets))
             fit_linear(linear, x, y)
     ratios = []
@@ -97,46 +122,14 @@ def calibrate(setup: Setup, objective: RepresentationObjective) -> None:
         with torch.no_grad():
             features = run_teacher(setup.teacher, sequences[:, :-1], internals=False).features[:, -k:]
         with setup.accelerator.autocast():
-            total = objective.teacher_kl(sequences, features, output_table(setup.teacher))
-            square = objective.square_errors(sequences, target) / entries(setup, len(objective.matched))
-        full = _student_norm(objective, total / (options.batch_size * k))
-        ratios.append(full / max(_student_norm(objective, square), 1e-12))
-    objective.coefficient = sum(ratios) / len(ratios)
+            total = policy.teacher_kl(sequences, features, output_table(setup.teacher))
+            square = policy.square_errors(sequences, target) / entries(setup, len(policy.matched))
+        full = _student_norm(policy, total / (options.batch_size * k))
+        ratios.append(full / max(_student_norm(policy, square), 1e-12))
+    policy.coefficient = sum(ratios) / len(ratios)
 
 
-def _student_norm(objective: RepresentationObjective, loss: Tensor) -> float:
-    parameters = [p for p in objective.student.parameters() if p.requires_grad]
+def _student_norm(policy: RepresentationPolicy, loss: Tensor) -> float:
+    parameters = [p for p in policy.student.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.stack([g.double().square().sum() for g in gradients if g is not None]).sum().sqrt().item()
-
-
-def update_step(
-    setup: Setup, objective: Any, optimizer: torch.optim.Optimizer, reference: BiSpikCLMForCausalLM, update: int
-) -> dict[str, float]:
-    options, accelerator = setup.config.stage2, setup.accelerator
-    inner = accelerator.unwrap_model(objective)
-    coefficient, matched = inner.coefficient, inner.matched
-    parts = opd.visit(setup, objective, reference, update)
-    count = entries(setup, len(matched))
-    total = torch.zeros((), dtype=torch.float64, device=setup.device)
-    for index, part in enumerate(parts):
-        with local_gradients(accelerator, objective, last=index == len(parts) - 1):
-            square = objective("square_errors", part.sequences, teacher_hidden(setup, part.sequences, matched))
-            accelerator.backward(coefficient * square / count * accelerator.num_processes)
-        total += square.detach().double()
-    mean = (accelerator.reduce(total, "sum") / count).item()
-    loss = coefficient * mean
-    norm = finish_update(
-        setup, objective, optimizer, opd.STAGE, update, loss, options.max_grad_norm, options.learning_rate
-    )
-    slots = options.batch_size * options.max_completion_length * reference.config.num_steps
-    spikes = accelerator.reduce(torch.stack([part.spikes for part in parts]).sum(0), "sum")
-    rate = spikes.mean().item() / (slots * layer_neurons(reference.config, options.rate_scope))
-    return {
-        "loss": loss,
-        "mse": mean,
-        "coefficient": coefficient,
-        "rate": rate,
-        **opd.continuation_statistics(setup, parts),
-        "grad_norm": norm,
-    }

@@ -1,6 +1,7 @@
 """The student: causality, padding, incremental decoding, attention scaling, and what Hugging Face users expect."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from spikeopd.config import BLOCKS, MODEL_PRESETS
 from spikeopd.errors import InputError
-from spikeopd.models.attention import coincidences, pack_spikes, unpack_spikes, values
+from spikeopd.models.attention import coincidences, pack_spikes, unpack_spikes, weighted_values
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder, SpikeLinear
 from spikeopd.models.initialise import calibrate
 from spikeopd.models.neurons import lif
+from spikeopd.registry import NEURONS
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=97,
              max_position_embeddings=80)  # fmt: skip
@@ -134,7 +136,7 @@ def test_attention_by_hand():
     v = torch.tensor([[0.0, 1.0], [1.0, 1.0]]).view(1, 1, 1, 2, 2)
     counts = coincidences(q, k) * torch.ones(2, 2).tril()
     a = lif(counts, torch.tensor([1.0]))
-    z = values(a, v)
+    z = weighted_values(a, v)
     assert counts.view(2, 2).tolist() == [[1, 0], [1, 2]]
     assert a.view(2, 2).tolist() == [[1, 0], [1, 1]]
     assert z.view(2, 2).tolist() == [[0, 1], [1, 2]]
@@ -304,3 +306,22 @@ def test_presets_build_without_memory(preset, block):
     block = student.model.layers[0]
     assert block.fc1.weight.shape == (sizes["ffn_dim"], sizes["hidden_size"])
     assert student.lm_head.weight.shape[1] == sizes.get("word_embed_proj_dim", sizes["hidden_size"])
+
+
+def silent(current, threshold, alpha, xi, scaled, unit):
+    """A neuron that never fires, chosen by name below."""
+    return torch.zeros_like(current) * threshold
+
+
+def test_the_neuron_that_is_named_fires(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "silent_neuron", sys.modules[__name__])
+    monkeypatch.setitem(NEURONS, "silent", "silent_neuron:silent")
+    shape = dict(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32)
+    student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**shape, neuron="silent"))
+    student.save_pretrained(tmp_path)
+    recorder = Recorder()
+    BiSpikCLMForCausalLM.from_pretrained(tmp_path)(torch.arange(10)[None], recorder=recorder)
+    assert len(recorder.spikes) == 11 and not any(spikes.any() for spikes in recorder.spikes.values())
+    assert "neuron" not in BiSpikCLMConfig(**shape).to_dict() and BiSpikCLMConfig(**shape).neuron == "lif"
+    with pytest.raises(InputError, match="neuron 'izh' does not exist; give one of lif, silent"):
+        BiSpikCLMConfig(**shape, neuron="izh")

@@ -239,6 +239,6 @@ def test_tensorboard_reads_the_metrics(tmp_path):
 
 
 def test_missing_tensorboard_names_the_install_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(BackendMissing, match="train.tensorboard needs TensorBoard: pip install tensorboard"):
         RunLog(tmp_path, tensorboard=True)

@@ -56,12 +56,13 @@ def test_a_bundle_says_the_same_in_command_evaluation_and_python(tmp_path, capsy
 
     from export.bundle_writer import BundleOptions, write_bundle
     from export.quantize import lower
-    from spikeopd.contracts.bundle import load_bundle
     from neuro_sim.cli import main as run_lava
     from neuro_sim.decode import generate
-    from neuro_sim.engine import EventDecoder
+    from neuro_sim.event.engine import EventDecoder
+    from spikeopd.contracts.bundle import load_bundle
     from spikeopd.evaluation.cli import main as evaluate
-    from spikeopd.text import batch, load_tokenizer, prepare
+    from spikeopd.text.tokenizer import load_tokenizer
+    from spikeopd.text.tokens import batch, prepare
 
     load_tokenizer("tiny").save(tmp_path / "tokenizer")
     options = BundleOptions(tokenizer=tmp_path / "tokenizer" / "tokenizer.json", tokens={"bos": 2, "eos": 2})

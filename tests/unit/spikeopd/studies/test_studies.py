@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evaluation_items import write_items
-from training_setup import SMALL, small_setup
+from training_setup import SMALL, Killed, kill_at, small_setup
 
 from spikeopd.config import load_config, with_overrides
 from spikeopd.errors import CheckFailed, ConfigError, InputError
-from spikeopd.methods import opd, spad
-from spikeopd.methods.setup import load_student
+from spikeopd.methods import run as running
+from spikeopd.methods import spad
+from spikeopd.methods.setup import configured_student
 from spikeopd.quality import CollapseDetector
 from spikeopd.studies import figures, runs, values, worker
 from spikeopd.studies import study as studying
@@ -147,21 +148,12 @@ def test_a_killed_run_continues_to_the_same_result(world, tmp_path, here, monkey
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     (expected,) = runs.execute([("whole", run)], whole, 1, lambda line: None)
 
-    class Killed(BaseException):
-        pass
-
-    original = opd.update_step
-
-    def dying(*arguments):
-        if arguments[-1] == 2:
-            raise Killed
-        return original(*arguments)
-
-    monkeypatch.setattr(opd, "update_step", dying)
+    original = running.Run.step
+    kill_at(monkeypatch, "stage2", 2)
     with pytest.raises(Killed):
         runs.execute([("broken", run)], broken, 1, lambda line: None)
     assert runs.read_result(run, broken) is None
-    monkeypatch.setattr(opd, "update_step", original)
+    monkeypatch.setattr(running.Run, "step", original)
     (found,) = runs.execute([("broken", run)], broken, 1, lambda line: None)
     assert found["evaluation"] == expected["evaluation"] and found["trace"] == expected["trace"]
     assert not (run.folder(broken) / "stage2" / "checkpoints").exists()
@@ -170,18 +162,14 @@ def test_a_killed_run_continues_to_the_same_result(world, tmp_path, here, monkey
 def test_a_run_begun_for_one_study_is_continued_for_another(world, tmp_path, here, monkeypatch):
     """Options that do not matter to a run, and places, may differ: the key says that it is the same."""
     folder, _, config = world
-
-    class Killed(BaseException):
-        pass
-
-    original = spad.update_step
-    monkeypatch.setattr(spad, "update_step", lambda *a: original(*a) if a[-1] < 2 else (_ for _ in ()).throw(Killed))
+    original = running.Run.step
+    kill_at(monkeypatch, "stage1", 2)
     first, second = stage1_run(config), stage1_run(with_overrides(config, ["stage2.updates=7", "stage2.batch_size=8"]))
     assert first.key == second.key
     with pytest.raises(Killed):
         runs.execute([("one", first)], tmp_path, 1, lambda line: None)
     (tmp_path / first.key[:20] / "stage1" / ".final.left").mkdir()
-    monkeypatch.setattr(spad, "update_step", original)
+    monkeypatch.setattr(running.Run, "step", original)
     (found,) = runs.execute([("two", second)], tmp_path, 1, lambda line: None)
     assert found["updates"] == 4
     assert not (tmp_path / first.key[:20] / "stage1" / ".final.left").exists(), "what a killed process left is removed"
@@ -193,7 +181,7 @@ def test_a_student_of_another_size_is_refused(world):
         other = with_overrides(config, [change, "stage2.spike_layers=[1]"])
         name = change.split(".")[1].split("=")[0]
         with pytest.raises(InputError, match=f"has {name} .* the configuration"):
-            load_student(str(folder / "student"), other)
+            configured_student(str(folder / "student"), other)
 
 
 def test_a_pool_behind_a_link_finds_its_students(world, tmp_path, here):
@@ -273,7 +261,7 @@ class CollapsesAt3(CollapseDetector):
 
 def test_a_collapsed_run_is_scored_by_its_last_student_before_the_onset(world, tmp_path, here, monkeypatch):
     folder, _, config = world
-    monkeypatch.setattr(opd, "CollapseDetector", CollapsesAt3, raising=True)
+    monkeypatch.setattr(running, "CollapseDetector", CollapsesAt3, raising=True)
     run = stage2_run(config, folder / "student", ["stage2.updates=4", "train.eval_every=1", "train.save_every=1"])
     (found,) = runs.execute([("run", run)], tmp_path / "one", 1, lambda line: None)
     assert found["onset"] == 3 and found["pre_onset"]["update"] == 2

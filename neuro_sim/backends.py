@@ -1,0 +1,119 @@
+"""What can run a bundle. A backend is a function from a model to a `Decoder`, and a line of BACKENDS at the foot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spikeopd.errors import BackendMissing, ConfigError
+
+if TYPE_CHECKING:
+    from neuro_sim.decode import Decoder
+    from spikeopd.contracts import ModelShape, Precision, SpikeModel
+    from spikeopd.contracts.bundle import Place
+
+LAVA_SMALL = 4_000_000  # int8 weights up to which Lava is the default where it is installed
+MAX_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Running:
+    """How to run; each backend reads what concerns it.
+
+    threads    of the event engine; None: all cores, or one for a small model
+    precision  Lava runs an integer model as its float twin if this is float32; None: as the model is
+    timeout    seconds Lava may take for one token, and to build each of its processes
+    """
+
+    threads: int | None = None
+    precision: Precision | None = None
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise ConfigError(f"--threads must be at least 1 and at most {MAX_THREADS}, got {self.threads}")
+        if not self.timeout > 0:
+            raise ConfigError(f"--timeout must be more than 0 seconds, got {self.timeout}")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """about: a few words for --help; place: moves a bundle's arrays as they are loaded (see `load_bundle`)."""
+
+    about: str
+    open: Callable[[SpikeModel, Running], Decoder]
+    place: Place | None = None
+
+
+def event(model: SpikeModel, running: Running) -> Decoder:
+    from neuro_sim.event.engine import EventDecoder
+
+    try:
+        return EventDecoder(model, threads=running.threads)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise ConfigError(f"--threads {running.threads}: this machine does not allow so many; give fewer") from error
+
+
+def event_place(shape: ModelShape, arrays: dict[str, Any]) -> None:
+    from neuro_sim.event.plan import place_weights
+
+    place_weights(shape, arrays)
+
+
+def lava(model: SpikeModel, running: Running) -> Decoder:
+    from neuro_sim.lava.compat import require_lava
+
+    require_lava()
+    from neuro_sim.lava.decoder import LavaDecoder
+
+    fixed = (running.precision or model.precision) == "int8"
+    return LavaDecoder(model, precision="fixed" if fixed else "float", timeout=running.timeout)
+
+
+def dense(model: SpikeModel, running: Running) -> Decoder:
+    from neuro_sim.dense import DenseDecoder
+
+    return DenseDecoder(model)
+
+
+def pick_backend(
+    shape: ModelShape, stored: Precision, backend: str | None = None, precision: Precision | None = None
+) -> tuple[str, str]:
+    """(name, why it is not the one that was asked for) for a bundle with arrays of precision `stored`."""
+    reason = ""
+    if backend is None:
+        backend, reason = _default_backend(shape)
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend {backend!r} is not known; choose one of {', '.join(BACKENDS)}")
+    if precision == "int8" and stored != "int8":
+        raise ConfigError("--precision int8 needs an integer bundle; export it with --precision int8")
+    if precision == "float32" and stored == "int8" and backend != "lava":
+        raise ConfigError("--precision float32 with an integer bundle runs on Lava only; add --backend lava")
+    if backend == "event" and stored != "int8":
+        return "dense", "the event engine is for integers and this bundle is float32"
+    return backend, reason
+
+
+def _default_backend(shape: ModelShape) -> tuple[str, str]:
+    d, f = shape.hidden_size, shape.ffn_dim
+    weights = shape.num_hidden_layers * (4 * d * d + 2 * d * f) + shape.vocab_size * shape.word_embed_proj_dim
+    if weights > LAVA_SMALL:
+        return "event", f"the model has {weights / 1e6:.1f} M weights, too many for Lava's pace"
+    try:
+        from neuro_sim.lava.compat import require_lava
+
+        require_lava()
+    except (ImportError, BackendMissing) as error:
+        return "event", str(error)
+    small = f"Lava is installed and the model is small ({weights / 1e6:.2f} M weights)"
+    return "lava", f"{small}; --backend event is faster"
+
+
+BACKENDS: dict[str, Backend] = {
+    "event": Backend("compiled and fast", event, event_place),
+    "lava": Backend("Lava processes", lava),
+    "dense": Backend("the slow oracle", dense),
+}

@@ -1,0 +1,68 @@
+"""Text to token numbers and back, as a bundle has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spikeopd.errors import InputError
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class Text:
+    """A bundle's tokenizer and its begin and end tokens. Without a tokenizer, text is the numbers themselves."""
+
+    def __init__(
+        self, tokenizer: Any | None, bos: int | None = None, eos: int | None = None, file: Path | str = "tokenizer.json"
+    ) -> None:
+        self.tokenizer, self.bos, self.eos, self.file = tokenizer, bos, eos, file
+
+    def encode(self, text: str) -> list[int]:
+        """Token numbers of a prompt, after the begin token where the model has one."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.file}: no tokenizer in this bundle; give token numbers with --prompt-tokens")
+        ids = list(self.tokenizer.encode(text).ids)
+        return ids if self.bos is None or ids[:1] == [self.bos] else [self.bos, *ids]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return " ".join(map(str, tokens))
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def label(self, token: int) -> str:
+        """The token for a picture: its text if that can be printed, else its number."""
+        text = self.decode([token]) if self.tokenizer is not None else ""
+        printable = text.strip() and text.isprintable() and UNFINISHED not in text
+        return text.replace("$", r"\$") if printable else f"#{token}"
+
+
+class Pieces:
+    """The text of one sequence piece by piece, as its tokens come."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        self.given = ""
+
+    def next(self, tokens: Sequence[int], final: bool = False) -> str:
+        """What is new. A character may span tokens, so an unfinished one waits until the end."""
+        text = self.text.decode(tokens)
+        if (text.endswith(UNFINISHED) and not final) or not text.startswith(self.given):
+            return ""
+        piece, self.given = text[len(self.given) :], text
+        return piece
+
+
+def read_text(folder: Path, manifest: Mapping[str, Any]) -> Text:
+    """The tokenizer of a bundle; a bundle may have none."""
+    special = manifest.get("tokens") or {}
+    bos, eos, file = special.get("bos"), special.get("eos"), folder / "tokenizer.json"
+    if not file.is_file():
+        return Text(None, bos, eos, file)
+    from tokenizers import Tokenizer
+
+    try:
+        return Text(Tokenizer.from_file(str(file)), bos, eos, file)
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(f"{file}: not a tokenizer ({error}); export the bundle again") from error
