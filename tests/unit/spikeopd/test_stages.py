@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from training_setup import small_setup
 
+from spikeopd.config import load_config
 from spikeopd.diagnostics.rollouts import CollapseDetector
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.losses import forward_kl, reverse_kl, spike_loss
@@ -84,7 +85,7 @@ def test_stage1_branches_equal_an_independent_calculation():
 
 
 def test_stage1_weights_are_the_papers():
-    weights = dict(zip(BRANCHES, branch_weights(small_setup().config.stage1).tolist(), strict=True))
+    weights = dict(zip(BRANCHES, branch_weights(load_config("tiny-paper").stage1).tolist(), strict=True))
     assert weights == {"EA": 0.2, "SAA_rate": 0.05, "SAA_cont": 0.05, "SFA_rate": 0.05, "SFA_cont": 0.05,
                        "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
@@ -230,8 +231,9 @@ def test_completions_are_logged_on_request(tmp_path):
     assert len(samples) == 2 and all(isinstance(text, str) and text for text in samples)
 
 
-@pytest.mark.parametrize("options", [(), ("stage1.deploy_updates=2",)])
-def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, options):
+@pytest.mark.parametrize("deploy", [0, 2])
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, deploy):
+    options = (f"stage1.deploy_updates={deploy}",)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     _, finished = run_both(whole, small_setup(*options))
 
@@ -251,7 +253,7 @@ def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, options):
             run_both(broken, small_setup(*options), resume=(broken / "stage1").exists())
         monkeypatch.undo()
     _, resumed = run_both(broken, small_setup(*options), resume=True)
-    precision = "int8" if options else "none"
+    precision = "int8" if deploy else "none"
     for folder in (whole, broken):
         for student in (folder / "stage1" / "final", folder / "final"):
             assert json.loads((student / "config.json").read_text())["deploy_precision"] == precision
