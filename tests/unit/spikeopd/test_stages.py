@@ -180,7 +180,7 @@ def test_vanilla_uses_neither_reference_nor_spikes():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_reference_agrees_with_the_student_that_it_is(precision):
     """pi_ref = pi_theta0: before the first step the anchor says nothing, in every precision."""
-    setup = small_setup(f"train.precision={precision}")
+    setup = small_setup(f"train.precision={precision}", "stage1.deploy_updates=0")
     student = spad.initial_student(setup)
     reference = freeze(copy.deepcopy(student))
     objective, _ = make_optimizer(setup, opd.policy(setup, student), 1e-3)
