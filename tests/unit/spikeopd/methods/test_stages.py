@@ -174,7 +174,7 @@ def test_the_divergence_that_is_named_is_trained_with(name):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_reference_agrees_with_the_student_that_it_is(precision):
     """pi_ref = pi_theta0: before the first step the anchor says nothing, in every precision."""
-    setup = small_setup(f"train.precision={precision}")
+    setup = small_setup(f"train.precision={precision}", "stage1.deploy_updates=0")
     student = spad.initial_student(setup)
     reference = freeze(copy.deepcopy(student))
     run = adaptation_of(setup, student, reference)
