@@ -26,7 +26,7 @@ RATES = {"a": 0.1, "r": 0.15}  # firing rates that calibration gives to S_A and,
 WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual stream's at the start
 
 
-def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCausalLM:
+def build_student(model: ModelConfig, **special_tokens: int | None) -> BiSpikCLMForCausalLM:
     """An untrained student of the configured shape."""
     return BiSpikCLMForCausalLM(
         BiSpikCLMConfig(
