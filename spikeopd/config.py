@@ -142,6 +142,11 @@ class DataConfig:
     tokenizer: str = opt(
         "facebook/opt-125m", "`tiny` (shipped), a local directory or a hub name; the teacher's", STAGE1
     )
+    framing: Literal["auto", "bos", "eos", "both"] = opt(
+        "auto",
+        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or template "
+        "have it. Prompts begin alike",
+    )
     sequence_length: int = opt(
         512, "tokens per Stage-1 window", "not stated by the paper; 480 + 32 of Stage 2", at_least=2
     )
