@@ -113,7 +113,7 @@ def export(
     config = read_config(folder) if isinstance(student, Path | str) else student.config.to_dict()
     check_output(output)
     if (kind := config.get("neuron", "lif")) != "lif":
-        raise InputError(f"student {folder}: its neuron is {kind!r}, but a bundle holds 'lif' alone; it cannot be exported")
+        raise InputError(f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' alone: it cannot be exported")
     context = context if context is not None else 4 if profile == "unrolled" else 1
     check_context(config, context)
     trained = precision == "int8" and config.get("deploy_precision") == "int8"
