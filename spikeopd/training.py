@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ class TrainingRun:
     """A finished run. summary: the numbers of summary.json; main: False on every process but the first."""
 
     folder: Path
-    config: Config
-    summary: dict[str, Any]
+    config: Config = field(repr=False)
+    summary: dict[str, Any] = field(repr=False)
     main: bool = True
 
     @property
