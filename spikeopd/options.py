@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -201,7 +202,7 @@ def _convert(value: Any, option: Option) -> Any:
             raise ValueError
         return result
     if kind is str:
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        if isinstance(value, bool) or not isinstance(value, (str, int, float, os.PathLike)):
             raise ValueError
         result = str(value)
         if option.choices and result not in option.choices or not result:

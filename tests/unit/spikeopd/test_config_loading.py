@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -423,3 +424,8 @@ def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
     monkeypatch.delitem(NEURONS, "mine")
     with pytest.raises(ConfigError, match="expected one of lif, got 'mine'"):
         load_config("tiny", {"model.neuron": "mine"})
+
+
+def test_a_path_is_text():
+    config = load_config("tiny", {"train.stage": 2, "stage2.model_name_or_path": Path("runs") / "tiny"})
+    assert config.stage2.model_name_or_path == "runs/tiny" and "runs/tiny" in to_yaml(config)
