@@ -112,6 +112,8 @@ def export(
     folder = find_student(student) if isinstance(student, Path | str) else Path(student.name_or_path or ".")
     config = read_config(folder) if isinstance(student, Path | str) else student.config.to_dict()
     check_output(output)
+    if (kind := config.get("neuron", "lif")) != "lif":
+        raise InputError(f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' alone: it cannot be exported")
     context = context if context is not None else 4 if profile == "unrolled" else 1
     check_context(config, context)
     trained = precision == "int8" and config.get("deploy_precision") == "int8"

@@ -14,11 +14,14 @@ import torch
 from random_models import random_model
 from small_students import PLUS, small_student
 
+import export
 from export.api import choose_prompts
 from export.cli import export_parser, main, map_parser
 from export.report import parameter_count
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
+from spikeopd.registry import NEURONS
+from spikeopd.students import load_student
 from spikeopd.text.tokenizer import load_tokenizer
 
 TEXT = "A neuron that fires tells the next one what it knows; a silent one costs nothing at all. " * 120
@@ -283,6 +286,18 @@ def test_refused_before_the_model_is_loaded(checkpoint, tmp_path, capsys, unload
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "mine"]
     with pytest.raises(AssertionError, match="loaded first"):
         run(checkpoint, tmp_path / "b")
+
+
+def test_a_student_of_another_neuron_is_refused(checkpoint, tmp_path, capsys, monkeypatch):
+    """A bundle holds the leaky integrate-and-fire neuron: lowering anything else to it would be another model."""
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    path = other / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"neuron": "mine"}))
+    assert run(other, tmp_path / "b") == 2 and "its neuron is 'mine'" in capsys.readouterr().err
+    monkeypatch.setitem(NEURONS, "mine", NEURONS["lif"])
+    with pytest.raises(InputError, match="cannot be exported"):
+        export.export(load_student(other), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 def test_without_torch_the_extra_is_named(checkpoint, tmp_path):

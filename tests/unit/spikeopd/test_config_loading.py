@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeopd import config as config_module
+from spikeopd import registry
 from spikeopd.config import (
     RETIRED,
     SECTIONS,
@@ -409,3 +412,22 @@ def test_no_heavy_import():
         "sys.exit(bool({'torch', 'numpy', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
+    """Choices are the tables themselves, and a target is looked up each time: a notebook may define it again."""
+    monkeypatch.setitem(NEURONS, "mine", f"{__name__}:first")
+    module = sys.modules.setdefault(__name__, types.ModuleType(__name__))
+    monkeypatch.setattr(module, "first", 1, raising=False)
+    assert load_config("tiny", {"model.neuron": "mine"}).model.neuron == "mine" and "mine" in explain("model.neuron")
+    assert registry.load(NEURONS["mine"]) == 1
+    monkeypatch.setattr(module, "first", 2)
+    assert registry.load(NEURONS["mine"]) == 2
+    monkeypatch.delitem(NEURONS, "mine")
+    with pytest.raises(ConfigError, match="expected one of lif, got 'mine'"):
+        load_config("tiny", {"model.neuron": "mine"})
+
+
+def test_a_path_is_text():
+    config = load_config("tiny", {"train.stage": 2, "stage2.model_name_or_path": Path("runs") / "tiny"})
+    assert config.stage2.model_name_or_path == "runs/tiny" and "runs/tiny" in to_yaml(config)
