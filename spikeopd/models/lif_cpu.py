@@ -60,7 +60,7 @@ def _shape(current: Tensor, threshold: Tensor) -> tuple[int, int, int]:
 
 def _threads() -> int:
     """Follow torch's thread count, so that one setting governs a run."""
-    threads = max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    threads = max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]  # set when numba starts
     if threads > 1:
         numba.set_num_threads(threads)
     return threads
