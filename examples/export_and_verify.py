@@ -1,26 +1,22 @@
-"""Lower a trained student to integers, write a bundle, read it back and decode with two backends.
+"""Lower a trained student to integers, write a bundle, decode with two backends and compare every spike.
 
-python examples/export_and_verify.py CHECKPOINT      (e.g. demo/run/final)
+python examples/export_and_verify.py RUN BUNDLE      (e.g. runs/tiny bundle)
 """
 
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
-from neuro_sim.dense import DenseDecoder
-from neuro_sim.event.engine import EventDecoder
-from spikeopd.contracts import SpikeTrace, first_difference
-from spikeopd.contracts.bundle import load_bundle
+import export
+import neuro_sim
+from spikeopd.contracts import first_difference
 
-with tempfile.TemporaryDirectory() as folder:
-    bundle = Path(folder) / "bundle"
-    command = [sys.executable, "-m", "export.cli", sys.argv[1], "--to", "nir", "--output", str(bundle)]
-    subprocess.run(command, check=True)
-    model = load_bundle(bundle)
-    traces = [SpikeTrace(), SpikeTrace()]
-    decoders = [DenseDecoder(model, trace=traces[0]), EventDecoder(model, trace=traces[1])]
-    for token in (2, 40, 77, 300, 12):
-        logits = [decoder.step(token)[0] for decoder in decoders]
-        assert (logits[0] == logits[1]).all()
-    print("first differing spike between oracle and engine:", first_difference(*traces))
+bundle = export.export(sys.argv[1], sys.argv[2], to="nir")
+print(bundle)
+results = []
+for backend in ("dense", "event"):
+    with neuro_sim.load(bundle.path, backend) as model:
+        results.append(neuro_sim.generate(model, "The following functions are", max_new_tokens=16, trace="all"))
+oracle, engine = results
+print("tokens equal:", oracle.tokens == engine.tokens)
+print("counts equal:", oracle.activity.to_dict() == engine.activity.to_dict())
+print("first differing spike:", first_difference(oracle.traces[0], engine.traces[0]))
+print(f"energy of it: python examples/energy_report.py {engine.save(bundle.path.with_suffix('.run.json'))}")
