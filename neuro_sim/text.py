@@ -20,11 +20,12 @@ class Text:
         self.tokenizer, self.bos, self.eos, self.file = tokenizer, bos, eos, file
 
     def encode(self, text: str) -> list[int]:
-        """Token numbers of a prompt, after the begin token where the model has one."""
+        """Token numbers of a prompt behind the token that began every document in training; nothing follows them."""
         if self.tokenizer is None:
             raise InputError(f"{self.file}: no tokenizer in this bundle; give token numbers with --prompt-tokens")
-        ids = list(self.tokenizer.encode(text).ids)
-        return ids if self.bos is None or ids[:1] == [self.bos] else [self.bos, *ids]
+        if self.bos is None:
+            return list(self.tokenizer.encode(text).ids)
+        return [self.bos, *self.tokenizer.encode(text, add_special_tokens=False).ids]
 
     def decode(self, tokens: Sequence[int]) -> str:
         if self.tokenizer is None:

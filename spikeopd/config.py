@@ -142,6 +142,11 @@ class DataConfig:
     tokenizer: str = opt(
         "facebook/opt-125m", "`tiny` (shipped), a local directory or a hub name; the teacher's", STAGE1
     )
+    framing: Literal["auto", "bos", "eos", "both"] = opt(
+        "auto",
+        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or template "
+        "have it. Prompts begin alike",
+    )
     sequence_length: int = opt(
         512, "tokens per Stage-1 window", "not stated by the paper; 480 + 32 of Stage 2", at_least=2
     )
@@ -460,12 +465,18 @@ def _check_deploy(config: Config) -> list[str]:
     model, stage1 = config.model, config.stage1
     if config.train.stage == "2" or not stage1.deploy_updates:
         return []
-    if model.readout == "residual" and model.word_embed_proj_dim == model.hidden_size:
-        return []
-    return [
-        "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
-        "set stage1.deploy_updates=0"
-    ]
+    found = []
+    if model.readout != "residual" or model.word_embed_proj_dim != model.hidden_size:
+        found.append(
+            "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
+            "set stage1.deploy_updates=0"
+        )
+    if config.train.precision != "fp32":
+        found.append(
+            "stage1.deploy_updates: the integers are exact in float32 only; set train.precision=fp32 or "
+            "stage1.deploy_updates=0"
+        )
+    return found
 
 
 def _check_stage1_weights(config: Config) -> list[str]:
@@ -543,7 +554,7 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (
         _check_deploy,
         "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
-        "train.stage",
+        "train.precision train.stage",
     ),
     (
         _check_stage1_weights,

@@ -118,7 +118,7 @@ class _Dense:
 def open_bundle(path: Path, tokenizer: str | None = None) -> tuple[BundleScorer, Tokenizer, dict[str, Any]]:
     """The model, its tokenizer and what a summary says about it."""
     manifest = read_manifest(path)
-    text = load_tokenizer(tokenizer) if tokenizer else _bundle_tokenizer(path, manifest)
+    text = (load_tokenizer(tokenizer) if tokenizer else _bundle_tokenizer(path, manifest)).framed()
     scorer = BundleScorer(load_bundle(path, place=event_place))
     about = {
         "kind": "bundle",

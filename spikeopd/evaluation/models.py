@@ -109,7 +109,7 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
     text = load_tokenizer(tokenizer or own)
     model: PreTrainedModel
     if path is not None and is_student(path):
-        model = load_student(path, dtype=getattr(torch, dtype))
+        model, text = load_student(path, dtype=getattr(torch, dtype)), text.framed()
     else:
         try:
             model = load_teacher(where, attentions=False, dtype=getattr(torch, dtype))

@@ -84,7 +84,7 @@ def check_shares(config: Config, processes: int) -> None:
 def build(config: Config, accelerator: Accelerator) -> Setup:
     """Load and check everything. The main process tokenises first, so that the others find the cache."""
     check_shares(config, accelerator.num_processes)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = load_tokenizer(config.data.tokenizer, config.data.framing)
     vocabulary, options = config.model.sizes()["vocab_size"], config.teacher
     check_vocabulary(vocabulary, tokenizer.vocab_size, "the student (model.vocab_size)")
     teacher = load_teacher(

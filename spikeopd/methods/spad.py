@@ -68,7 +68,8 @@ def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:
     torch.manual_seed(config.train.seed)
     student = build_student(
         config.model,
-        pad_token_id=tokenizer.pad_token_id,
+        # Without one of its own: the end token must not take its place, the table's padding row is not trained.
+        pad_token_id=tokenizer.pad_token_id if "pad_token" in tokenizer.roles else None,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )

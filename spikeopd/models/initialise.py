@@ -28,7 +28,7 @@ RATES = {"a": 0.1, "r": 0.15}  # firing rates that calibration gives to S_A and,
 WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual stream's at the start
 
 
-def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCausalLM:
+def build_student(model: ModelConfig, **special_tokens: int | None) -> BiSpikCLMForCausalLM:
     """An untrained student of the configured shape."""
     return BiSpikCLMForCausalLM(
         BiSpikCLMConfig(
@@ -52,37 +52,49 @@ def build_student(model: ModelConfig, **special_tokens: int) -> BiSpikCLMForCaus
 
 
 @torch.no_grad()
-def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, blocks: bool) -> None:
-    """Copy token and position embeddings and the final LayerNorm; with `blocks`, the projections too.
+def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, blocks: bool) -> dict[str, str]:
+    """Copy the token table and, from an OPT teacher, positions and final LayerNorm; with `blocks`, the projections too.
 
     Tables are copied where their shapes agree: a teacher of another width or family gives what fits (at least the
-    vocabulary must).
+    vocabulary must). Returns for each part "copied", or why it starts anew.
     """
-    base = student.model
+    base, family = student.model, teacher.config.model_type
+    done: dict[str, str] = {}
+
+    def copy(part: str, mine: Tensor | None, theirs: Tensor | None) -> None:
+        if mine is None:
+            return
+        if theirs is None:
+            done[part] = f"not copied: {family} has none that fits"
+        elif mine.shape[1:] != theirs.shape[1:] or (part != "positions" and len(mine) != len(theirs)):
+            done[part] = f"not copied: {list(theirs.shape)} in the teacher, {list(mine.shape)} in the student"
+        else:
+            rows = min(len(mine), len(theirs))
+            mine[:rows].copy_(theirs[:rows])
+            done[part] = "copied"
+
     table = teacher.get_input_embeddings().weight
-    if table.shape == base.embed_tokens.weight.shape:
-        base.embed_tokens.weight.copy_(table)
-    if not isinstance(teacher, OPTForCausalLM):
-        if blocks:
-            raise InputError("model.init: `teacher` needs an OPT teacher; use model.init=random")
-        return
-    decoder = teacher.model.decoder
-    positions = decoder.embed_positions.weight
-    if positions.shape[1] == base.embed_positions.weight.shape[1]:
-        rows = min(len(positions), len(base.embed_positions.weight))
-        base.embed_positions.weight[:rows].copy_(positions[:rows])
-    if (
-        decoder.final_layer_norm is not None
-        and decoder.final_layer_norm.weight.shape == base.final_layer_norm.weight.shape
-    ):
-        base.final_layer_norm.load_state_dict(decoder.final_layer_norm.state_dict())
-    for mine, theirs in ((base.project_in, decoder.project_in), (base.project_out, decoder.project_out)):
-        if mine is not None and theirs is not None and mine.weight.shape == theirs.weight.shape:
-            mine.weight.copy_(theirs.weight)
+    copy("token table", base.embed_tokens.weight, table)
+    output = teacher.get_output_embeddings()
+    shared = output is not None and output.weight.data_ptr() == table.data_ptr()
+    done["output head"] = "the token table" + ("" if shared else "; the teacher's own is not copied")
+    decoder = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
+    copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
+    norm = decoder and decoder.final_layer_norm
+    copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
+    if done["final LayerNorm"] == "copied":
+        base.final_layer_norm.bias.copy_(norm.bias)
+    for name in ("project_in", "project_out"):
+        mine, theirs = getattr(base, name), getattr(decoder, name, None)
+        copy(name, mine and mine.weight, theirs and theirs.weight)
+    if blocks and decoder is None:
+        raise InputError("model.init: `teacher` needs an OPT teacher; use model.init=random")
     if blocks:
         pairs = zip(base.layers, layer_map(len(base.layers), len(decoder.layers)), strict=True)
         for block, index in pairs:
             _copy_block(block, decoder.layers[index])
+    done["blocks"] = "copied" if blocks else "random"
+    return done
 
 
 def _copy_block(block: BiSpikCLMBlock, layer: nn.Module) -> None:

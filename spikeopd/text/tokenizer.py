@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spikeopd.errors import InputError
 from spikeopd.files import write_json, write_text
@@ -25,23 +25,51 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 OPT_ROLES = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
 TINY = "tiny"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "vocab.json",
+    "merges.txt",
+)
+# How documents are framed: `bos` and `eos` are one separator around and between documents, `both` a pair around each.
+Framing = Literal["auto", "bos", "eos", "both"]
 
 
 class Tokenizer:
     """A tokenizers.Tokenizer and the roles of its special tokens.
 
+    `bos_token_id` begins every document and `eos_token_id` ends it, in training, evaluation, export and decoding alike:
+    the tokenizer's own tokens of these names, or with the framings `bos` and `eos` one of them for both.
+
     `encode` adds what the tokenizer's own template asks for (OPT and tiny: `</s>` in front), as transformers does;
-    `add_special_tokens=False` leaves it out.
+    `add_special_tokens=False` leaves it out. A student's template (`framed`) puts `bos_token_id` in front.
     """
 
-    def __init__(self, backend: Backend, roles: dict[str, str], origin: str) -> None:
+    def __init__(self, backend: Backend, roles: dict[str, str], origin: str, framing: Framing = "both") -> None:
         self.backend = backend
-        self.roles = roles
         self.origin = origin
+        bos, eos = roles.get("bos_token"), roles.get("eos_token")
+        if framing in ("bos", "eos") and not {"bos": bos, "eos": eos}[framing]:
+            raise InputError(
+                f"{origin}: data.framing={framing} needs a {framing}_token, which this tokenizer does not name; name it "
+                "in tokenizer_config.json or use data.framing=auto"
+            )
+        begin = {"bos": bos, "eos": eos}.get(framing, bos or eos)
+        end = {"bos": bos, "eos": eos}.get(framing, eos or bos)
+        named = {"bos_token": begin, "eos_token": end}
+        self.roles = {**roles, **{role: token for role, token in named.items() if token}}
         self.eos_token_id = self._role_id("eos_token")
-        self.bos_token_id = self._role_id("bos_token") if roles.get("bos_token") else self.eos_token_id
+        self.bos_token_id = self._role_id("bos_token")
         self.pad_token_id = self._role_id("pad_token") if roles.get("pad_token") else self.eos_token_id
+
+    def framed(self) -> Tokenizer:
+        """The same tokenizer with a template that puts the begin token in front of every text, and nothing behind."""
+        if _added(self.backend) == ([self.bos_token_id], []):
+            return self
+        backend = type(self.backend).from_str(self.backend.to_str())
+        return Tokenizer(_begin_with(backend, self.roles["bos_token"]), self.roles, self.origin)
 
     def _role_id(self, role: str) -> int:
         token = self.roles.get(role)
@@ -86,7 +114,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def save(self, directory: Path | str) -> Path:
-        """Write `tokenizer.json` and `tokenizer_config.json`, each atomically."""
+        """Write `tokenizer.json` and `tokenizer_config.json`, each atomically, framed as this one is."""
         directory = Path(directory)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -94,26 +122,28 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             "padding_side": "left",
         }
-        write_text(directory / "tokenizer.json", self.backend.to_str(pretty=False) + "\n")
+        if self.bos_token_id != self.eos_token_id:
+            config["framing"] = "both"
+        write_text(directory / "tokenizer.json", self.framed().backend.to_str(pretty=False) + "\n")
         write_json(directory / "tokenizer_config.json", config)
         return directory
 
 
-def load_tokenizer(path_or_name: Path | str = TINY) -> Tokenizer:
+def load_tokenizer(path_or_name: Path | str = TINY, framing: Framing = "auto") -> Tokenizer:
     """Load `tiny` (shipped), a directory, a file like `tokenizer.json`, or a model of the Hugging Face hub by name.
 
     The roles of special tokens stand in tokenizer_config.json of the directory, or beside the file.
     """
     if str(path_or_name) == TINY:
         with resources.as_file(resources.files("spikeopd") / "assets" / TINY) as directory:
-            return _from_directory(directory, origin=TINY)
+            return _from_directory(directory, TINY, framing)
     path = Path(path_or_name).expanduser()
     if path.is_file():
         # The named file, whatever its name: another tokenizer.json may lie beside it.
-        return Tokenizer(_backend_from_file(path), _roles(path.parent), origin=str(path))
+        return _with_roles(_backend_from_file(path), path.parent, str(path), framing)
     if path.is_dir():
-        return _from_directory(path, origin=str(path))
-    return _from_directory(_download(str(path_or_name)), origin=str(path_or_name))
+        return _from_directory(path, str(path), framing)
+    return _from_directory(_download(str(path_or_name)), str(path_or_name), framing)
 
 
 def train_tokenizer(source: Source | str, vocab_size: int, output: Path | str) -> Tokenizer:
@@ -146,23 +176,58 @@ def train_tokenizer(source: Source | str, vocab_size: int, output: Path | str) -
 
 def _finish(backend: Backend, roles: dict[str, str]) -> Backend:
     """Decode bytes, and put the beginning-of-text token in front for readers that use the file directly."""
-    from tokenizers import decoders, processors
+    from tokenizers import decoders
 
-    bos = roles["bos_token"]
     backend.decoder = decoders.ByteLevel()
+    return _begin_with(backend, roles["bos_token"])
+
+
+def _begin_with(backend: Backend, bos: str) -> Backend:
+    from tokenizers import processors
+
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, backend.token_to_id(bos))]
+        single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, backend.token_to_id(bos))]
     )
     return backend
 
 
-def _from_directory(directory: Path, origin: str) -> Tokenizer:
-    roles = _roles(directory)
+def _added(backend: Backend) -> tuple[list[int], list[int]]:
+    """Ids that the template puts in front of a text and behind it."""
+    plain, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:start], whole[start + len(plain) :]
+
+
+def _own_framing(backend: Backend, roles: dict[str, str], settings: dict[str, Any]) -> Framing:
+    """How the model behind a tokenizer saw documents: what its settings or else its template put around a text.
+
+    Where they put nothing, one end token stands between documents, as in the training of GPT-2, GPT-NeoX and Qwen.
+    """
+    bos, eos = roles.get("bos_token"), roles.get("eos_token")
+    if settings.get("framing") in ("bos", "eos", "both"):
+        return settings["framing"]  # type: ignore[no-any-return] # one of the three
+    if not bos or not eos or bos == eos:
+        return "both"
+    before, behind = _added(backend)
+    begins = settings.get("add_bos_token", backend.token_to_id(bos) in before)
+    ends = settings.get("add_eos_token", backend.token_to_id(eos) in behind)
+    return "both" if begins and ends else "bos" if begins else "eos"
+
+
+def _with_roles(backend: Backend, directory: Path, origin: str, framing: Framing) -> Tokenizer:
+    settings = _settings(directory, backend)
+    roles = {role: settings[role] for role in OPT_ROLES if isinstance(settings.get(role), str)}
+    return Tokenizer(backend, roles, origin, _own_framing(backend, roles, settings) if framing == "auto" else framing)
+
+
+def _from_directory(directory: Path, origin: str, framing: Framing) -> Tokenizer:
     if (directory / "tokenizer.json").is_file():
-        return Tokenizer(_backend_from_file(directory / "tokenizer.json"), roles, origin)
+        return _with_roles(_backend_from_file(directory / "tokenizer.json"), directory, origin, framing)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        roles = {**OPT_ROLES, **roles}
-        return Tokenizer(_finish(_opt_backend(directory), roles), roles, origin)
+        settings = _settings(directory)
+        roles = {**OPT_ROLES, **{role: settings[role] for role in OPT_ROLES if isinstance(settings.get(role), str)}}
+        backend = _finish(_opt_backend(directory), roles)
+        return Tokenizer(backend, roles, origin, "both" if framing == "auto" else framing)
     raise InputError(
         f"{origin}: no tokenizer here; expected tokenizer.json, or vocab.json and merges.txt (OPT), in the directory"
     )
@@ -193,25 +258,35 @@ def _opt_backend(directory: Path) -> Backend:
     return backend
 
 
-def _roles(directory: Path) -> dict[str, str]:
-    """bos/eos/pad/unk as tokenizer_config.json names them (a string, or an object with `content`)."""
-    roles: dict[str, str] = {}
+def _settings(directory: Path, backend: Backend | None = None) -> dict[str, Any]:
+    """tokenizer_config.json, with bos/eos/pad/unk as strings (they may be objects with `content`).
+
+    GPT-2's names no roles at all: then the ids in the model's config.json say which tokens begin and end a text.
+    """
+    settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / name
-        if not path.is_file():
-            continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{path}: not valid JSON ({error}); save the tokenizer again") from error
-        if not isinstance(content, dict):
-            raise InputError(f"{path}: not a JSON object; save the tokenizer again")
-        for role in OPT_ROLES:
-            token = content.get(role)
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                roles[role] = token
-    return roles
+        for key, value in _read_object(directory / name).items():
+            settings[key] = value.get("content") if key in OPT_ROLES and isinstance(value, dict) else value
+    if backend is not None and not {"bos_token", "eos_token"} & settings.keys():
+        model = _read_object(directory / "config.json")
+        for role in ("bos_token", "eos_token"):
+            found = model.get(f"{role}_id")
+            found = found[0] if isinstance(found, list) and found else found
+            if isinstance(found, int) and found >= 0:
+                settings[role] = backend.id_to_token(found)
+    return settings
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error}); save the tokenizer again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: not a JSON object; save the tokenizer again")
+    return content
 
 
 def _essentials(part: Any) -> Any:

@@ -38,7 +38,9 @@ Tokens = NDArray[Any]  # uint16 or uint32 on disk, int64 in batches
 
 @dataclass(frozen=True, eq=False)
 class TokenData:
-    """The token stream `</s> document </s> document </s> …` of one split.
+    """The token stream of one split: `b document e b document e …`, or with one separator `e document e document e …`.
+
+    b and e are the tokenizer's bos and eos; where they are the same token (OPT: `</s>`) it is the separator.
 
     fingerprint: key of text, tokenizer and split (a checkpoint stores it, so that a resume sees the same data).
     text_bytes: UTF-8 length of the text behind the tokens, for bits per byte.
@@ -75,6 +77,8 @@ def prepare(
         raise InputError(f"{source.name}: a streamed dataset needs a limit; set data.max_tokens, e.g. 100000000")
     folder = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
     key = f"tokens {CACHE_VERSION} {source.fingerprint()} {tokenizer.fingerprint} {split} {max_tokens}"
+    if tokenizer.bos_token_id != tokenizer.eos_token_id:
+        key += " framed by both"
     fingerprint = hashlib.sha256(key.encode()).hexdigest()
     path = folder / f"{split}-{fingerprint[:32]}.npy"
     found = _read(path, source.name, split, fingerprint)
@@ -155,13 +159,15 @@ def _write(
     try:
         with open(temporary, "wb") as file:
             header_size = _write_header(file, dtype, 0)
-            np.array([tokenizer.eos_token_id], dtype=dtype).tofile(file)
-            count, documents, text_bytes = 1, 0, 0
+            begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+            opening, before = ([end], []) if begin == end else ([], [begin])
+            np.array(opening, dtype=dtype).tofile(file)
+            count, documents, text_bytes = len(opening), 0, 0
             last_line = time.monotonic()
             for texts in _groups(source.documents(split), DOCUMENTS_PER_CALL):
                 for text, ids in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-                    np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
-                    count += len(ids) + 1
+                    np.array([*before, *ids, end], dtype=dtype).tofile(file)
+                    count += len(before) + len(ids) + 1
                     documents += 1
                     text_bytes += len(text.encode("utf-8"))
                     if max_tokens is not None and count >= max_tokens:

@@ -63,6 +63,8 @@ def test_a_block_brings_its_options_and_each_can_be_changed_alone():
 def test_a_deployable_phase_needs_a_student_that_has_one():
     (line,) = problems("tiny", ["model.readout=rate", "stage1.deploy_updates=5"])
     assert line.startswith("stage1.deploy_updates: needs model.readout=residual")
+    (line,) = problems("tiny", ["train.precision=bf16"])
+    assert line.startswith("stage1.deploy_updates: the integers are exact in float32 only")
 
 
 @pytest.mark.parametrize("name", ["opt-125m", "opt-350m", "opt-1.3b"])

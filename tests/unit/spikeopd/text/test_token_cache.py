@@ -71,7 +71,7 @@ def test_second_use_reads_the_cache(tokenizer, tmp_path):
 
 def test_other_text_tokenizer_split_or_limit_is_another_cache(tokenizer, tmp_path):
     class Other:
-        fingerprint, vocab_size, eos_token_id = "other", 70_000, 2
+        fingerprint, vocab_size, bos_token_id, eos_token_id = "other", 70_000, 2, 2
 
         def encode_batch(self, texts, add_special_tokens):
             return [[69_999] for _ in texts]
