@@ -471,6 +471,8 @@ def _check_deploy(config: Config) -> list[str]:
             "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
             "set stage1.deploy_updates=0"
         )
+    if model.neuron != "lif":
+        found.append("stage1.deploy_updates: only model.neuron=lif has integers; set stage1.deploy_updates=0")
     if config.train.precision != "fp32":
         found.append(
             "stage1.deploy_updates: the integers are exact in float32 only; set train.precision=fp32 or "
@@ -553,8 +555,8 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         _check_deploy,
-        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
-        "train.precision train.stage",
+        "model.preset model.block model.readout model.neuron model.hidden_size model.word_embed_proj_dim "
+        "stage1.deploy_updates train.precision train.stage",
     ),
     (
         _check_stage1_weights,
