@@ -77,7 +77,9 @@ def test_a_neuron(add, tmp_path, capsys):
     spikes.sum().backward()
     assert (current.grad > 0).all()
     assert train_main(["--list", "neurons"]) == 0 and "hard_reset" in capsys.readouterr().out
-    run = spikeopd.train("tiny", tmp_path / "run", TOY | {"model.neuron": "hard_reset"}, quiet=True)
+    run = spikeopd.train(
+        "tiny", tmp_path / "run", TOY | {"model.neuron": "hard_reset", "stage1.deploy_updates": 0}, quiet=True
+    )
     assert json.loads((run.student / "config.json").read_text())["neuron"] == "hard_reset"
     student, ids = spikeopd.load_student(run.student), torch.tensor([[2, 40, 77, 300]])
     hard = student(ids).logits
