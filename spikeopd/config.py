@@ -144,8 +144,8 @@ class DataConfig:
     )
     framing: Literal["auto", "bos", "eos", "both"] = opt(
         "auto",
-        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or template "
-        "have it. Prompts begin alike",
+        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or "
+        "template have it. Prompts begin alike",
     )
     sequence_length: int = opt(
         512, "tokens per Stage-1 window", "not stated by the paper; 480 + 32 of Stage 2", at_least=2
