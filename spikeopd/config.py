@@ -144,8 +144,8 @@ class DataConfig:
     )
     framing: Literal["auto", "bos", "eos", "both"] = opt(
         "auto",
-        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or template "
-        "have it. Prompts begin alike",
+        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or "
+        "template have it. Prompts begin alike",
     )
     sequence_length: int = opt(
         512, "tokens per Stage-1 window", "not stated by the paper; 480 + 32 of Stage 2", at_least=2
@@ -471,6 +471,8 @@ def _check_deploy(config: Config) -> list[str]:
             "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
             "set stage1.deploy_updates=0"
         )
+    if model.neuron != "lif":
+        found.append("stage1.deploy_updates: only model.neuron=lif has integers; set stage1.deploy_updates=0")
     if config.train.precision != "fp32":
         found.append(
             "stage1.deploy_updates: the integers are exact in float32 only; set train.precision=fp32 or "
@@ -553,8 +555,8 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         _check_deploy,
-        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
-        "train.precision train.stage",
+        "model.preset model.block model.readout model.neuron model.hidden_size model.word_embed_proj_dim "
+        "stage1.deploy_updates train.precision train.stage",
     ),
     (
         _check_stage1_weights,

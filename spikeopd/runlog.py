@@ -1,5 +1,4 @@
-"""The folder of a run: what was asked (config.yaml), where it ran (env.json), what happened (metrics.jsonl), what came
-out (summary.json); and the progress of it on the terminal.
+"""The folder of a run: config.yaml, env.json, metrics.jsonl, summary.json; and its progress on the terminal.
 
 metrics.jsonl has one object per logged update: `stage`, `update`, `time` (seconds since this process began) and keys
 such as `stage2/loss`. It is flushed line by line: a killed run leaves at most a torn last line, which readers skip.

@@ -1,4 +1,4 @@
-"""A stage under way. `Run` owns resuming, logging, saving and stopping, so that a stage is one plain loop:
+"""A stage under way: `Run` owns Adam, resuming, logging, saving and stopping, so that a stage is one plain loop:
 
 for update in run.updates(options.updates):
     for part in run.micro_batches(parts):

@@ -1,5 +1,7 @@
-"""How a student starts: embeddings and final LayerNorm from the teacher, blocks random or from the teacher, then
-one calibration pass that brings every projection's current to the scale of its threshold.
+"""How a student starts: from its teacher, or at random, and calibrated to its thresholds.
+
+Embeddings and final LayerNorm always come from the teacher; one calibration pass then brings every projection's
+current to the scale of its threshold.
 """
 
 from __future__ import annotations

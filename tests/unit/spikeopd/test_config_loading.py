@@ -419,7 +419,10 @@ def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
     monkeypatch.setitem(NEURONS, "mine", f"{__name__}:first")
     module = sys.modules.setdefault(__name__, types.ModuleType(__name__))
     monkeypatch.setattr(module, "first", 1, raising=False)
-    assert load_config("tiny", {"model.neuron": "mine"}).model.neuron == "mine" and "mine" in explain("model.neuron")
+    changes = {"model.neuron": "mine", "stage1.deploy_updates": 0}
+    assert load_config("tiny", changes).model.neuron == "mine" and "mine" in explain("model.neuron")
+    with pytest.raises(ConfigError, match="only model.neuron=lif has integers; set stage1.deploy_updates=0"):
+        load_config("tiny", {"model.neuron": "mine"})
     assert registry.load(NEURONS["mine"]) == 1
     monkeypatch.setattr(module, "first", 2)
     assert registry.load(NEURONS["mine"]) == 2
