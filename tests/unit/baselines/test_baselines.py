@@ -19,7 +19,7 @@ from spikeopd.methods.baselines import METHODS, clipped_opd, common, continued_s
 from spikeopd.methods.baselines import reverse_kl as reverse
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.teacher import output_table, run_teacher
-from spikeopd.rollout import RATE_SITES
+from spikeopd.rollout import RATE_SITES, rate_sites
 from spikeopd.runlog import RunLog, read_metrics
 
 
@@ -407,9 +407,10 @@ def test_lightning_loss_on_stored_prefixes_equals_the_formula(tmp_path, monkeypa
         start(sequences[:, :-1], recorder=reference, use_cache=False)
 
     def rates(record):
+        sites = rate_sites(start.config, "all")
         return torch.stack([
-            sum(record.spikes[layer, site].sum() for site in RATE_SITES["all"])
-            / sum(record.spikes[layer, site].numel() for site in RATE_SITES["all"]) for layer in range(2)
+            sum(record.spikes[layer, site].sum() for site in sites)
+            / sum(record.spikes[layer, site].numel() for site in sites) for layer in range(2)
         ])  # fmt: skip
 
     spk = spike_loss(rates(mine), rates(reference))

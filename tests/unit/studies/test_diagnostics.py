@@ -13,7 +13,7 @@ from spikeopd.diagnostics.prefixes import BankOptions, PrefixBank, describe, gen
 from spikeopd.errors import InputError
 from spikeopd.methods import spad
 from spikeopd.models.bispikclm import Recorder
-from spikeopd.rollout import RATE_SITES
+from spikeopd.rollout import rate_sites
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_replay_equals_a_prefix_by_prefix_calculation(world):
     """Every prefix fed alone, every quantity from its definition; any batch size gives the same."""
     setup, student, bank = world
     paired = dynamics.replay(student, setup.teacher, bank, rows=2, chunk=3)
-    sites = RATE_SITES["all"]
+    sites = rate_sites(student.config, "all")
     seen = {}
     for source, tokens in (("self", bank.self_tokens), ("corp", bank.corpus_tokens)):
         for n in range(5):
