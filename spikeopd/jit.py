@@ -28,6 +28,6 @@ def can_cache(source: str) -> bool:
 @cache
 def _say_once() -> None:
     say(
-        "numba: no place to keep compiled code, it is compiled anew at each start; set NUMBA_CACHE_DIR to a folder that "
-        "can be written"
+        "numba: no place to keep compiled code, it is compiled anew at each start; set NUMBA_CACHE_DIR to a folder "
+        "that can be written"
     )

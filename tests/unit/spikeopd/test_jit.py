@@ -45,8 +45,6 @@ def test_packages_beside_which_nothing_can_be_written_decode_and_train(tmp_path,
         "train": ["spikeopd.cli", "--dry-run", "--config", "tiny", "--json", "train.threads=1"],
     }[command]
     environment = NO_HOME | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", *words], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("set NUMBA_CACHE_DIR") == 1
