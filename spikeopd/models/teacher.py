@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from spikeopd.errors import InputError
+from spikeopd.students import SAFE, check_complete, check_weights, read_model_config
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 
@@ -43,11 +44,11 @@ def load_teacher(
 ) -> PreTrainedModel:
     """Load and freeze. Eager attention, because the fused kernels do not return attention maps.
 
-    A `.gguf` file is read through transformers' own reader.
+    Safetensors, or a `.gguf` file through transformers' own reader; never a pickle.
     """
     where = resolve(name_or_path)
     path = Path(where)
-    options: dict[str, object] = {"dtype": dtype}
+    options: dict[str, object] = {"dtype": dtype, **SAFE}
     if attentions:
         options["attn_implementation"] = "eager"
     if path.suffix == ".gguf":
@@ -56,8 +57,11 @@ def load_teacher(
         options["gguf_file"], where = path.name, str(path.parent)
     elif path.exists() and not (path / "config.json").is_file():
         raise InputError(f"teacher: {where} has no config.json; give a Hugging Face model directory or a hub name")
+    if path.is_dir():
+        read_model_config(path, f"teacher: {name_or_path}")
+        check_weights(path, f"teacher: {name_or_path}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(where, **options)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"teacher: cannot load {name_or_path!r} as a causal language model: {reason}") from error
@@ -65,6 +69,7 @@ def load_teacher(
         if type(error).__name__ != "SafetensorError":
             raise
         raise InputError(f"teacher: the weights in {name_or_path!r} are corrupt ({error}); fetch them again") from error
+    check_complete(info, f"teacher: {name_or_path}")
     if tokenizer_size is not None:
         check_vocabulary(model.config.vocab_size, tokenizer_size, f"teacher {name_or_path!r}")
     return freeze(model)
