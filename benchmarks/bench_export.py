@@ -21,6 +21,7 @@ from export.bundle_writer import BundleOptions, bundle_draft
 from export.quantize import lower
 from export.report import parameter_count
 from export.verify import verify_bundle, verify_nir
+from spikeopd.config import BLOCKS
 from spikeopd.files import write_json
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
 
@@ -43,11 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--shape", choices=SHAPES, default="opt-125m")
     parser.add_argument("--to", choices=("nir", "lava"), default="nir")
+    parser.add_argument("--block", choices=BLOCKS, default="paper")
     parser.add_argument("--verification-tokens", type=int, default=4)
     args = parser.parse_args()
     torch.manual_seed(0)
     before = peak_mb()
-    student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**dict(zip(FIELDS, SHAPES[args.shape], strict=True)))).eval()
+    sizes = dict(zip(FIELDS, SHAPES[args.shape], strict=True))
+    student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**sizes, **BLOCKS[args.block])).eval()
     with torch.no_grad():  # trained students have biases
         for block in student.model.layers:
             for module in (block.q_proj, block.k_proj, block.v_proj, block.out_proj, block.fc1, block.fc2):
@@ -74,6 +77,7 @@ def main() -> None:
     parameters = parameter_count(lowered.model)
     result = {
         "shape": args.shape,
+        "block": args.block,
         "parameters": parameters,
         "file_bytes": size,
         "bytes_per_parameter": round(size / parameters, 4),

@@ -140,7 +140,7 @@ _TABLES = (
         price_notes={"mac": _ON_HOST},
     ),
 )
-COSTS: Mapping[str, CostTable] = {table.name: table for table in _TABLES}  # the first is the default, the paper's
+COSTS: dict[str, CostTable] = {table.name: table for table in _TABLES}  # the first is the default, the paper's
 
 _LEVELS = (
     MemoryLevel("sram-8kb", "8 KB SRAM, 10 pJ per 64-bit access", 1.25),

@@ -112,6 +112,8 @@ def export(
     folder = find_student(student) if isinstance(student, Path | str) else Path(student.name_or_path or ".")
     config = read_config(folder) if isinstance(student, Path | str) else student.config.to_dict()
     check_output(output)
+    if (kind := config.get("neuron", "lif")) != "lif":
+        raise InputError(f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' alone: it cannot be exported")
     context = context if context is not None else 4 if profile == "unrolled" else 1
     check_context(config, context)
     trained = precision == "int8" and config.get("deploy_precision") == "int8"
@@ -234,7 +236,7 @@ def choose_prompts(windows: Array, tokens: int) -> list[list[int]]:
 
 def summary(report: dict[str, Any], output: Path) -> str:
     """The report for a terminal."""
-    checked = report["verification"]
+    checked, trained = report["verification"], report.get("lowering")
     lines = [
         f"bundle            {output}  ({report['target']}, {report['precision']})",
         f"size              {report['file_bytes'] / 1e6:.2f} MB, "
@@ -247,10 +249,10 @@ def summary(report: dict[str, Any], output: Path) -> str:
             f"perplexity        {before:.3f} -> {after:.3f} ({(after / before - 1) * 100:+.2f} %), "
             f"{e['tokens']} tokens of {e['text']}",
             f"token agreement   {e['token_agreement'] * 100:.2f} %",
-            f"spike agreement   {e['spike_agreement'] * 100:.2f} % with the float student",
+            f"spike agreement   {e['spike_agreement'] * 100:.2f} % with the {'' if trained else 'float '}student",
         ]
-    if "lowering" in report:
-        lines.append(f"integers          {report['lowering']}; compared with the student itself")
+    if trained:
+        lines.append(f"integers          {trained}; its own spikes and logits were compared")
     state = "spikes and logits equal" if not checked["differences"] else f"DIFFERS: {checked['differences'][0]}"
     lines.append(
         f"verified          {checked['tokens']} tokens, {checked['neuron_steps_compared']:,} neuron steps: {state}"

@@ -80,11 +80,11 @@ def _train(words: list[str]) -> int:
     overrides = [*arguments.overrides, *([f"train.stage={arguments.stage}"] if arguments.stage else [])]
     config = spikeopd.load_config(arguments.config, overrides)  # first: its mistakes need not wait for torch
     if arguments.dry_run:
-        _show(_api("dry_run")(config), arguments.json)
+        _show(spikeopd.dry_run(config), arguments.json)
         return 0
     if not arguments.output:
         raise ConfigError("--output DIR is needed: the folder this run is written to")
-    run = _api("train")(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
+    run = spikeopd.train(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
     if run.main:
         _show(run.summary, arguments.json)
     return 0
@@ -97,7 +97,7 @@ def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:
         from spikeopd.errors import check_writable
 
         check_writable(output, "--output")
-    text: str = _api("suggest")(teacher)
+    text: str = spikeopd.suggest(teacher)
     if output is None:
         print(text, end="")
         return 0
@@ -106,15 +106,6 @@ def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:
     write_text(output, text)
     print(f"recipe in {output}; train with it: spikeopd-train --config {output} --output DIR data.source=SOURCE")
     return 0
-
-
-def _api(name: str) -> Any:
-    """A function of the Python API, with transformers' own progress bars off."""
-    function = getattr(spikeopd, name)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return function
 
 
 def _names(what: str) -> list[str]:
@@ -164,7 +155,7 @@ def _teacher(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
     named = {name: value for name, value in vars(arguments).items() if name not in ("output", "json")}
-    _show(_api("train_teacher")(arguments.output, **named), arguments.json)
+    _show(spikeopd.train_teacher(arguments.output, **named), arguments.json)
     return 0
 
 

@@ -75,7 +75,7 @@ BLOCK = "the block when null"
 class ModelConfig:
     """The student. Sizes left null are the preset's."""
 
-    preset: str = opt("opt-125m", "shape of the student", "the paper's controlled runs", choices=tuple(MODEL_PRESETS))
+    preset: str = opt("opt-125m", "shape of the student", "the paper's controlled runs", choices=MODEL_PRESETS)
     hidden_size: int | None = opt(None, "width of the residual stream", PRESET, at_least=1)
     num_hidden_layers: int | None = opt(None, "blocks", PRESET, at_least=1)
     num_attention_heads: int | None = opt(None, "attention heads; divides hidden_size", PRESET, at_least=1)
@@ -83,7 +83,7 @@ class ModelConfig:
     vocab_size: int | None = opt(None, "rows of the token table (padding rows included)", PRESET, at_least=1)
     max_position_embeddings: int | None = opt(None, "longest sequence", PRESET, at_least=1)
     word_embed_proj_dim: int | None = opt(None, "width of the token table (OPT-350M: 512)", PRESET, at_least=1)
-    neuron: str = opt("lif", "neuron at every site", "paper Eq. lif", choices=tuple(NEURONS))
+    neuron: str = opt("lif", "neuron at every site", "paper Eq. lif", choices=NEURONS)
     num_steps: int = opt(4, "simulation steps T_s per token", STAGE1, at_least=1)
     alpha: float = opt(0.9, "leak of the membrane per step", NOT_STATED, above=0.0, at_most=1.0)
     threshold: float = opt(0.7, "firing threshold V at the start of training", NOT_STATED, above=0.0)
@@ -91,7 +91,7 @@ class ModelConfig:
     grid_bits: int | None = opt(
         14, "weights act in multiples of 2**-grid_bits: exact sums; null is off", at_least=1, at_most=23
     )
-    block: str = opt("paper", "the paper's block, or the better one", "docs/decisions.md", choices=tuple(BLOCKS))
+    block: str = opt("paper", "the paper's block, or the better one", "docs/decisions.md", choices=BLOCKS)
     residual_write: str | None = opt(
         None,
         "a sublayer adds its spikes times a gain, or its current, to the residual stream",
@@ -146,8 +146,8 @@ class DataConfig:
     )
     framing: Literal["auto", "bos", "eos", "both"] = opt(
         "auto",
-        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or template "
-        "have it. Prompts begin alike",
+        "tokens around documents: one separator (bos or eos) or both; auto: as the tokenizer's own settings or "
+        "template have it. Prompts begin alike",
     )
     sequence_length: int = opt(
         512, "tokens per Stage-1 window", "not stated by the paper; 480 + 32 of Stage 2", at_least=2
@@ -198,7 +198,7 @@ class Stage1Config:
 class Stage2Config:
     """SpikeOPD, on-policy distillation on the student's own continuations (paper Method and App. B)."""
 
-    method: str = opt("spikeopd", "SpikeOPD or a control of the paper", "paper App. B", choices=tuple(METHODS))
+    method: str = opt("spikeopd", "SpikeOPD or a control of the paper", "paper App. B", choices=METHODS)
     model_name_or_path: str | None = opt(None, "student to start from; null takes the result of Stage 1")
     updates: int = opt(500, "optimizer steps", STAGE2, at_least=1)
     learning_rate: float = opt(1.5e-6, "learning rate of Adam, constant", STAGE2, above=0.0)
@@ -208,7 +208,7 @@ class Stage2Config:
     max_completion_length: int = opt(32, "tokens K rolled out by the active student", STAGE2, at_least=1)
     temperature: float = opt(1.0, "sampling temperature of the rollout, whole distribution", STAGE2, above=0.0)
     divergence: str = opt(
-        "forward_kl", "full-vocabulary divergence to the teacher", "paper Eq. opd", choices=tuple(DIVERGENCES)
+        "forward_kl", "full-vocabulary divergence to the teacher", "paper Eq. opd", choices=DIVERGENCES
     )
     teacher_coef: float = opt(1.0, "weight of the divergence to the teacher", STAGE2, at_least=0.0)
     ref_coef: float = opt(0.75, "weight beta_ref of the reverse KL to the frozen reference", STAGE2, at_least=0.0)
@@ -467,12 +467,18 @@ def _check_deploy(config: Config) -> list[str]:
     model, stage1 = config.model, config.stage1
     if config.train.stage == "2" or not stage1.deploy_updates:
         return []
-    if model.readout == "residual" and model.word_embed_proj_dim == model.hidden_size:
-        return []
-    return [
-        "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
-        "set stage1.deploy_updates=0"
-    ]
+    found = []
+    if model.readout != "residual" or model.word_embed_proj_dim != model.hidden_size:
+        found.append(
+            "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
+            "set stage1.deploy_updates=0"
+        )
+    if config.train.precision != "fp32":
+        found.append(
+            "stage1.deploy_updates: the integers are exact in float32 only; set train.precision=fp32 or "
+            "stage1.deploy_updates=0"
+        )
+    return found
 
 
 def _check_stage1_weights(config: Config) -> list[str]:
@@ -550,7 +556,7 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (
         _check_deploy,
         "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
-        "train.stage",
+        "train.precision train.stage",
     ),
     (
         _check_stage1_weights,

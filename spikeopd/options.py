@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,13 +22,16 @@ def opt(
     help: str,
     source: str = "",
     *,
-    choices: tuple[str, ...] | None = None,
+    choices: Collection[str] | None = None,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
     harmless: bool = False,
 ) -> Any:
-    """Declare an option. source: where the default comes from; harmless: cannot change the result of a run."""
+    """Declare an option. source: where the default comes from; harmless: cannot change the result of a run.
+
+    choices: may be a table of `registry`, so that what is added to it later can be chosen at once.
+    """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
     return field(default=default, metadata={"help": help, "source": source, "harmless": harmless, **limits})
 
@@ -41,7 +45,7 @@ class Option:
     default: Any
     help: str
     source: str
-    choices: tuple[str, ...] | None
+    choices: Collection[str] | None
     at_least: float | None
     above: float | None
     at_most: float | None
@@ -198,7 +202,7 @@ def _convert(value: Any, option: Option) -> Any:
             raise ValueError
         return result
     if kind is str:
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        if isinstance(value, bool) or not isinstance(value, (str, int, float, os.PathLike)):
             raise ValueError
         result = str(value)
         if option.choices and result not in option.choices or not result:

@@ -7,12 +7,10 @@ tables. A target is written `module:function` and imported by `load` when it is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from typing import Any
 
 
-@cache
 def load(target: str) -> Any:
     """What `module:function` names."""
     module, _, name = target.partition(":")

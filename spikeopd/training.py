@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from spikeopd.methods.pretrain import PretrainOptions, pretrain
 from spikeopd.methods.setup import Setup, build, make_accelerator
 from spikeopd.models.teacher import freeze
 from spikeopd.runlog import RunLog, environment, read_metrics
+from spikeopd.students import no_bars
 from spikeopd.text.tokenizer import load_tokenizer
 from spikeopd.text.tokens import TokenData, prepare
 
@@ -38,8 +39,8 @@ class TrainingRun:
     """A finished run. summary: the numbers of summary.json; main: False on every process but the first."""
 
     folder: Path
-    config: Config
-    summary: dict[str, Any]
+    config: Config = field(repr=False)
+    summary: dict[str, Any] = field(repr=False)
     main: bool = True
 
     @property
@@ -77,6 +78,7 @@ def train(
         _same_config(config, folder)
     elif not resume and (folder / "config.yaml").exists():
         raise InputError(f"{folder} already holds a run; continue it with --resume, or give another --output")
+    no_bars()
     accelerator = make_accelerator(config.train)
     main = accelerator.is_main_process
     setup = build(config, accelerator)
@@ -129,6 +131,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         data=replace(config.data, sequence_length=min(16, config.data.sequence_length)),
         train=replace(config.train, tensorboard=False),
     )
+    no_bars()
     setup = random_setup(small, make_accelerator(small.train))
     student = spad.initial_student(setup)
     parameters = sum(p.numel() for p in student.parameters())
@@ -182,6 +185,7 @@ def train_teacher(
     What is None is as in the shipped teacher. rule_runs: share of rows that end in a run of one character (the
     constructed stress test); start: continue from this teacher.
     """
+    no_bars()
     if threads:
         torch.set_num_threads(threads)
     sizes = {"hidden_size": hidden_size, "ffn_dim": 4 * hidden_size} if hidden_size else {}

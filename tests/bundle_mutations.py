@@ -95,7 +95,7 @@ def _truncate_resealed(folder: Path, rng: random.Random) -> None:
 def _inflate_shape(folder: Path, rng: random.Random) -> None:
     """A consistent lie about the sizes, in the shape and in every array that depends on it."""
     manifest = _manifest(folder)
-    field = rng.choice(sorted(manifest["shape"]))
+    field = rng.choice(sorted(name for name, value in manifest["shape"].items() if isinstance(value, int)))
     old, new = manifest["shape"][field], rng.choice([1, 2**20, 2**24, 2**30, manifest["shape"][field] + 1])
     manifest["shape"][field] = new
     for entry in manifest["arrays"].values():

@@ -342,6 +342,10 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         h = write(h, "o", self.out_proj(r))
         f = fire("f", self.fc1(fire("x", h)))
         h = write(h, "y", self.fc2(f))
+        last = self.index == config.num_hidden_layers - 1
+        if last and self.training and self.bias_h is not None and config.readout == "residual":
+            # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
+            h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         return fire("h", h), h, kept, membranes
 
 

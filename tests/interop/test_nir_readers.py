@@ -12,7 +12,7 @@ from pathlib import Path
 import nir
 import numpy as np
 import pytest
-from small_students import small_student, tokens
+from small_students import PLUS, small_student, tokens
 
 from export.bundle_writer import BundleOptions, write_bundle
 from export.nir.graph import DT
@@ -66,6 +66,16 @@ def test_nirtorch_executes_the_exact_file(tmp_path, bias):
     want = np.concatenate(trace.sites[1, "h"], 1)
     assert 0.05 < want.mean() < 0.95
     assert np.array_equal(out > 0, want)
+
+
+@pytest.mark.parametrize("profile", ["cell", "unrolled"])
+def test_nirtorch_executes_the_second_form(tmp_path, profile):
+    model = lower(small_student(dyadic=True, alpha=0.5, **PLUS), "float32").model
+    ids = tokens(3 if profile == "unrolled" else 1)
+    write_bundle(model, tmp_path / "b", BundleOptions(profile=profile, context=len(ids)))
+    out = run_tool("nirtorch-affine", tmp_path / "b" / "model.nir", currents(model, ids), tmp_path)
+    want = TorchReference(model).readout(ids).reshape(out.shape)
+    assert np.array_equal(out, want)
 
 
 def test_nirtorch_executes_the_nested_cell(tmp_path):

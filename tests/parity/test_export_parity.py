@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_models import PLUS, random_model, random_shape, real_valued
+from small_students import PLUS as PLUS_STUDENT
 from small_students import small_student, tokens
 
 from export.bundle_writer import BundleOptions, write_bundle
@@ -18,12 +19,13 @@ from export.nir.graph import DT, build_graph
 from export.nir.runner import Runner
 from export.quantize import lower
 from export.reference import TorchReference
-from export.verify import verify_bundle
+from export.verify import run_student, verify_bundle
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import SpikeTrace, first_difference
 from spikeopd.contracts.bundle import load_bundle
 from spikeopd.errors import CheckFailed
 from spikeopd.models.bispikclm import Recorder
+from spikeopd.students import load_student
 
 STEPS = 4
 
@@ -208,6 +210,40 @@ def test_the_threshold_itself_fires_in_every_form():
     assert Runner(graph, DT).run(np.array([[np.float32(0.7), 2867.0]])).tolist() == [[1.0, 1.0]]
     below = np.nextafter(np.array([[0.7, 2867.0]], np.float32), np.float32(-np.inf))
     assert Runner(graph, DT).run(below).tolist() == [[0.0, 0.0]]
+
+
+def test_a_student_trained_in_integers_is_its_file(tmp_path):
+    """Gradient steps through the integer forward pass, saved, loaded, exported: one function all the way."""
+    student = small_student(deploy_precision="int8", **PLUS_STUDENT).train()
+    optimizer = torch.optim.AdamW(student.parameters(), lr=5e-3)
+    batch = torch.tensor([tokens(16, seed=seed) for seed in range(8)])
+    losses = []
+    for _ in range(12):
+        loss = student(batch, labels=batch, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    student.save_pretrained(tmp_path / "final")
+    student = load_student(tmp_path / "final")
+    lowered = lower(student)
+    assert all(error.relative == 0 for error in lowered.errors)
+    prompts = [tokens(12, seed=seed) for seed in (3, 99)]
+    for options in (BundleOptions(), BundleOptions(target="lava")):
+        write_bundle(lowered.model, tmp_path / options.target, options)
+        found = verify_bundle(lowered.model, tmp_path / options.target, prompts, student=run_student(student, prompts))
+        assert found["student"] == "spikes, tokens and log-likelihoods equal"
+    logits, trace = run_student(student, prompts)[0]
+    assert 0.02 < np.concatenate([s.ravel() for spikes in trace.sites.values() for s in spikes]).mean() < 0.9
+    # Decoding token by token with a cache gives the same policy, bit for bit.
+    cache, rows = None, []
+    with torch.no_grad():
+        for token in prompts[0]:
+            step = student(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+            rows.append(step.logits[0, 0].numpy())
+    assert np.array_equal(np.stack(rows), logits)
 
 
 def test_verification_names_the_first_difference(tmp_path):

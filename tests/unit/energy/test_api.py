@@ -67,7 +67,7 @@ def test_options_may_be_names_or_things(tmp_path) -> None:
         energy.report(RAW, hops=(-1, 0))
 
 
-@pytest.mark.parametrize("source", [3, None, [RAW], object()], ids=str)
+@pytest.mark.parametrize("source", [3, None, [RAW], object()], ids=["number", "none", "list", "object"])
 def test_what_is_no_run_is_refused(source) -> None:
     with pytest.raises(InputError, match="no run in a"):
         energy.report(source)

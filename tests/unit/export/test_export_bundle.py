@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -199,22 +198,3 @@ def test_the_manifest_lists_every_array_of_the_model(tmp_path):
     model = random_model()
     write_bundle(model, tmp_path / "b")
     assert set(read_manifest(tmp_path / "b")["arrays"]) == set(array_specs(model.shape, "int8"))
-
-
-def test_lava_graph_names_every_port_once_and_arrays_exist(tmp_path):
-    write_bundle(random_model(), tmp_path / "b", BundleOptions(target="lava"))
-    graph = json.loads((tmp_path / "b" / "graph.json").read_text())
-    ports = {
-        f"{process['name']}.{port}": (what["direction"], what["shape"])
-        for process in graph["processes"]
-        for port, what in process["ports"].items()
-    }
-    fed = [target for _, target in graph["connections"]]
-    assert sorted(fed) == sorted(port for port, (way, _) in ports.items() if way == "in")  # each input exactly once
-    for source, target in graph["connections"]:
-        assert ports[source][0] == "out" and ports[source][1] == ports[target][1], (source, target)
-    with h5py.File(tmp_path / "b" / "arrays.h5") as file:
-        for process in graph["processes"]:
-            for value in process["parameters"].values():
-                if isinstance(value, dict):
-                    assert value["array"] in file

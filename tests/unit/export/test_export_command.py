@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 import torch
 from random_models import random_model
-from small_students import small_student
+from small_students import PLUS, small_student
 
+import export
 from export.api import choose_prompts
 from export.cli import export_parser, main, map_parser
+from export.report import parameter_count
 from spikeopd.contracts.bundle import load_bundle, read_manifest
+from spikeopd.errors import InputError
+from spikeopd.registry import NEURONS
+from spikeopd.students import load_student
 from spikeopd.text.tokenizer import load_tokenizer
 
 TEXT = "A neuron that fires tells the next one what it knows; a silent one costs nothing at all. " * 120
@@ -54,6 +59,109 @@ def test_nir_by_default(checkpoint, tmp_path, capsys):
     report = json.loads((tmp_path / "b" / "report.json").read_text())
     assert report["evaluation"]["tokens"] == 48 and report["verification"]["equal_spikes"] == 1.0
     assert {tensor["name"] for tensor in report["tensors"]} >= {"embedding.table", "layers.1.w_2", "head.gamma"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A student of the second form whose own forward pass is the integers'."""
+    folder = tmp_path_factory.mktemp("trained") / "final"
+    small_student(vocab=1024, deploy_precision="int8", **PLUS).save_pretrained(folder)
+    load_tokenizer("tiny").save(folder)
+    (folder.parent / "text.txt").write_text(TEXT)
+    return folder
+
+
+@pytest.mark.parametrize("target", ["nir", "lava"])
+def test_a_student_trained_in_integers_is_compared_itself(trained, tmp_path, capsys, target):
+    assert run(trained, tmp_path / "b", "--to", target) == 0
+    out = capsys.readouterr().out
+    assert "exact: the student was trained with these integers" in out
+    assert "token agreement   100.00 %" in out and "spike agreement   100.00 %" in out
+    report = json.loads((tmp_path / "b" / "report.json").read_text())
+    assert report["verification"]["student"] == "spikes, tokens and log-likelihoods equal"
+    assert report["evaluation"]["perplexity_student"] == report["evaluation"]["perplexity_lowered"]
+    assert all(tensor["relative"] == 0 for tensor in report["tensors"])
+    assert read_manifest(tmp_path / "b")["schema"] == "spikeopd.bundle/2"
+
+
+def test_a_student_that_differs_from_its_bundle_is_exit_3(trained, tmp_path, capsys, monkeypatch):
+    import export.api
+
+    real = export.api.lower
+
+    def off_by_one(student, precision, clips):
+        student.model.layers[1].bias_x[7] += 0.5
+        return real(student, precision, clips)
+
+    monkeypatch.setattr(export.api, "compare", lambda *_: {})
+    own = export.api.run_student
+
+    def before(student, prompts):
+        student.model.layers[1].bias_x[7] -= 0.5
+        return own(student, prompts)
+
+    with torch.no_grad():
+        monkeypatch.setattr(export.api, "lower", off_by_one)
+        monkeypatch.setattr(export.api, "run_student", before)
+        assert run(trained, tmp_path / "b") == 3
+    err = capsys.readouterr().err
+    assert "layer 1, site x" in err and "neuron 7" in err and "otherwise than the student itself" in err
+    assert not (tmp_path / "b").exists()
+
+
+def test_scales_that_were_trained_are_not_searched(trained, tmp_path, capsys, unloaded):
+    assert run(trained, tmp_path / "b", "--calibrate", "48") == 2
+    assert "this student was trained with its own" in capsys.readouterr().err
+
+
+def test_the_second_form_in_floats_and_calibrated(tmp_path, capsys):
+    folder = tmp_path / "run" / "final"
+    small_student(vocab=1024, **PLUS).save_pretrained(folder)
+    load_tokenizer("tiny").save(folder)
+    (folder.parent / "text.txt").write_text(TEXT)
+    assert run(folder, tmp_path / "f", "--precision", "float32", "--nir-profile", "unrolled") == 0
+    assert "equal output values" in capsys.readouterr().out
+    assert run(folder, tmp_path / "i", "--calibrate", "48", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert "lowering" not in report and report["evaluation"]["spike_agreement"] > 0.9
+    assert report["parameters"] == parameter_count(load_bundle(tmp_path / "i"))
+    # The student's own count; its position table has OPT's two unused rows.
+    parameters = sum(parameter.numel() for parameter in small_student(vocab=1024, **PLUS).parameters())
+    assert report["parameters"] == parameters - 2 * 16
+
+
+def test_from_python_with_a_loaded_student(checkpoint, tmp_path):
+    import export
+
+    student = small_student(vocab=1024).train()
+    text = f"text:{checkpoint.parent / 'text.txt'}"
+    lines = []
+    bundle = export.export(
+        student, tmp_path / "b", tokenizer=checkpoint, source=text, evaluation_tokens=0, verification_tokens=6,
+        say=lines.append,
+    )  # fmt: skip
+    assert bundle.verified and bundle.path == tmp_path / "b" and student.training
+    assert bundle.report["verification"]["tokens"] == 6 and bundle.seconds["total"] > 0
+    assert "spikes and logits equal" in str(bundle) and lines
+    placement = export.resource_map(bundle.path, context=8)
+    assert placement.report["context"] == 8 and "8: " in str(placement)
+    with pytest.raises(InputError, match="no tokenizer"):
+        export.export(student, tmp_path / "c", source=text)
+    with pytest.raises(InputError, match="--to lava writes integers"):
+        export.export(student, tmp_path / "c", to="lava", precision="float32")
+
+
+def test_importing_export_imports_nothing_heavy():
+    code = (
+        "import sys, export; names = dir(export); export.resource_map;"
+        "print([m for m in ('torch', 'transformers', 'nir') if m in sys.modules], set(export.__all__) <= set(names))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["[]", "True"]
+    import export
+
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        export.nonsense  # noqa: B018
 
 
 def test_the_run_folder_will_do_and_json_is_one_object(checkpoint, tmp_path, capsys):
@@ -178,6 +286,18 @@ def test_refused_before_the_model_is_loaded(checkpoint, tmp_path, capsys, unload
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "mine"]
     with pytest.raises(AssertionError, match="loaded first"):
         run(checkpoint, tmp_path / "b")
+
+
+def test_a_student_of_another_neuron_is_refused(checkpoint, tmp_path, capsys, monkeypatch):
+    """A bundle holds the leaky integrate-and-fire neuron: lowering anything else to it would be another model."""
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    path = other / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"neuron": "mine"}))
+    assert run(other, tmp_path / "b") == 2 and "its neuron is 'mine'" in capsys.readouterr().err
+    monkeypatch.setitem(NEURONS, "mine", NEURONS["lif"])
+    with pytest.raises(InputError, match="cannot be exported"):
+        export.export(load_student(other), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 def test_without_torch_the_extra_is_named(checkpoint, tmp_path):

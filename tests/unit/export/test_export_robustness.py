@@ -246,9 +246,10 @@ def test_a_giant_manifest_is_not_even_read(bundle):
 
 
 @pytest.mark.parametrize("target", ["nir", "lava"])
-def test_random_mutations(tmp_path, target):
+@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+def test_random_mutations(tmp_path, target, form):
     """The long version is in tests/slow."""
-    write_bundle(random_model(), tmp_path / "good", BundleOptions(target=target))
+    write_bundle(random_model(random_shape(**form)), tmp_path / "good", BundleOptions(target=target))
     refused, kinds = 0, set()
     for seed in range(60):
         kind = mutate(tmp_path / "good", tmp_path / "bad", seed)

@@ -220,6 +220,15 @@ def test_pairs_that_causality_forbids_train_no_threshold(student, ids):
     assert any(gradient.abs().sum() > 0 for gradient in gradients[0])
 
 
+def test_every_parameter_gets_a_gradient_from_the_output_alone(student, ids):
+    """Data parallelism waits for each of them, also for those of the last S_H that the residual readout bypasses."""
+    student.train()(ids, labels=ids, use_cache=False).loss.backward()
+    missing = [name for name, parameter in student.named_parameters() if parameter.grad is None]
+    student.zero_grad(set_to_none=True)
+    student.eval()
+    assert not missing
+
+
 def test_generate_greedy_sampling_and_padded_batches(student, ids):
     greedy = student.generate(ids[:, :10], max_new_tokens=8, do_sample=False)
     alone = student.generate(ids[:1, :10], max_new_tokens=8, do_sample=False, use_cache=False)

@@ -236,7 +236,7 @@ def test_training_passes_a_gradient_to_every_parameter_and_fires_what_evaluation
     assert all(torch.equal(recorders[1].spikes[key], value) for key, value in recorders[0].spikes.items())
     assert torch.allclose(output.logits.double(), exact, atol=1e-4)
     output.loss.backward()
-    unused = {"bias_h", "log_threshold_h"}  # of the last layer, which drive nothing
+    unused = {"bias_h", "log_threshold_h"}  # of the last layer, which drive nothing: zeros
     for name, parameter in student.named_parameters():
         if name.startswith("model.layers.1.") and name.split(".")[-1] in unused:
             continue

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeopd import config as config_module
+from spikeopd import registry
 from spikeopd.config import (
     RETIRED,
     SECTIONS,
@@ -60,6 +63,8 @@ def test_a_block_brings_its_options_and_each_can_be_changed_alone():
 def test_a_deployable_phase_needs_a_student_that_has_one():
     (line,) = problems("tiny", ["model.readout=rate", "stage1.deploy_updates=5"])
     assert line.startswith("stage1.deploy_updates: needs model.readout=residual")
+    (line,) = problems("tiny", ["train.precision=bf16"])
+    assert line.startswith("stage1.deploy_updates: the integers are exact in float32 only")
 
 
 @pytest.mark.parametrize("name", ["opt-125m", "opt-350m", "opt-1.3b"])
@@ -407,3 +412,22 @@ def test_no_heavy_import():
         "sys.exit(bool({'torch', 'numpy', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
+    """Choices are the tables themselves, and a target is looked up each time: a notebook may define it again."""
+    monkeypatch.setitem(NEURONS, "mine", f"{__name__}:first")
+    module = sys.modules.setdefault(__name__, types.ModuleType(__name__))
+    monkeypatch.setattr(module, "first", 1, raising=False)
+    assert load_config("tiny", {"model.neuron": "mine"}).model.neuron == "mine" and "mine" in explain("model.neuron")
+    assert registry.load(NEURONS["mine"]) == 1
+    monkeypatch.setattr(module, "first", 2)
+    assert registry.load(NEURONS["mine"]) == 2
+    monkeypatch.delitem(NEURONS, "mine")
+    with pytest.raises(ConfigError, match="expected one of lif, got 'mine'"):
+        load_config("tiny", {"model.neuron": "mine"})
+
+
+def test_a_path_is_text():
+    config = load_config("tiny", {"train.stage": 2, "stage2.model_name_or_path": Path("runs") / "tiny"})
+    assert config.stage2.model_name_or_path == "runs/tiny" and "runs/tiny" in to_yaml(config)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import transformers
 
 import spikeopd
 from spikeopd.errors import ConfigError, InputError
@@ -36,8 +37,11 @@ def test_without_torch_the_install_command_is_named():
     assert "training needs torch and transformers" in done.stderr and "pip install 'spikeopd[train]'" in done.stderr
 
 
-def test_a_run_from_python_gives_its_numbers_and_places(tmp_path):
+def test_a_run_from_python_gives_its_numbers_and_places(tmp_path, capfd):
+    transformers.utils.logging.enable_progress_bar()
     run = spikeopd.train("tiny", output=tmp_path / "run", overrides=SHORT, quiet=True)
+    assert capfd.readouterr().err == ""  # quiet: no bar of transformers either
+    assert len(repr(run)) < 200  # a notebook shows it
     assert run.main and run.summary["stage2"]["updates"] == 1
     assert [(line["stage"], line["update"]) for line in run.metrics()] == [("stage1", 1), ("stage2", 1)]
     student = spikeopd.load_student(run.student)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from training_setup import Killed, gradients, keep_gradient, kill_at, small_setup, worst
 
+from spikeopd.config import load_config
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.losses import forward_kl, jsd, reverse_kl, spike_loss
 from spikeopd.methods import opd, spad
@@ -65,7 +66,7 @@ def test_stage1_branches_equal_an_independent_calculation():
 
 
 def test_stage1_weights_are_the_papers():
-    weights = dict(zip(BRANCHES, branch_weights(small_setup().config.stage1).tolist(), strict=True))
+    weights = dict(zip(BRANCHES, branch_weights(load_config("tiny-paper").stage1).tolist(), strict=True))
     assert weights == {"EA": 0.2, "SAA_rate": 0.05, "SAA_cont": 0.05, "SFA_rate": 0.05, "SFA_cont": 0.05,
                        "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
@@ -173,7 +174,7 @@ def test_the_divergence_that_is_named_is_trained_with(name):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_reference_agrees_with_the_student_that_it_is(precision):
     """pi_ref = pi_theta0: before the first step the anchor says nothing, in every precision."""
-    setup = small_setup(f"train.precision={precision}")
+    setup = small_setup(f"train.precision={precision}", "stage1.deploy_updates=0")
     student = spad.initial_student(setup)
     reference = freeze(copy.deepcopy(student))
     run = adaptation_of(setup, student, reference)
@@ -224,8 +225,9 @@ def test_completions_are_logged_on_request(tmp_path):
     assert len(samples) == 2 and all(isinstance(text, str) and text for text in samples)
 
 
-@pytest.mark.parametrize("options", [(), ("stage1.deploy_updates=2",)])
-def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, options):
+@pytest.mark.parametrize("deploy", [0, 2])
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, deploy):
+    options = (f"stage1.deploy_updates={deploy}",)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     _, finished = run_both(whole, small_setup(*options))
 
@@ -235,7 +237,7 @@ def test_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, options):
             run_both(broken, small_setup(*options), resume=(broken / "stage1").exists())
         monkeypatch.undo()
     _, resumed = run_both(broken, small_setup(*options), resume=True)
-    precision = "int8" if options else "none"
+    precision = "int8" if deploy else "none"
     for folder in (whole, broken):
         for student in (folder / "stage1" / "final", folder / "final"):
             assert json.loads((student / "config.json").read_text())["deploy_precision"] == precision
