@@ -43,14 +43,14 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     Tables are copied where their shapes agree: a teacher of another width or family gives what fits (at least the
     vocabulary must). Returns for each part "copied", or why it starts anew.
     """
-    base, family = student.model, teacher.config.model_type
+    base = student.model
     done: dict[str, str] = {}
 
     def copy(part: str, mine: Tensor | None, theirs: Any) -> None:
         if mine is None:
             return
         if theirs is None:
-            done[part] = f"not copied: {family} has none that fits"
+            done[part] = "not copied: only an OPT's fits"
         elif mine.shape[1:] != theirs.shape[1:] or (part != "positions" and len(mine) != len(theirs)):
             done[part] = f"not copied: {list(theirs.shape)} in the teacher, {list(mine.shape)} in the student"
         else:
