@@ -47,8 +47,8 @@ def test_recipes_load_and_their_resolved_form_loads_back_equal(tmp_path):
         (tmp_path / "config.yaml").write_text(to_yaml(config))
         assert load_config(tmp_path / "config.yaml") == config
         assert config_from_dict(config_to_dict(config)) == config
-        assert config.model.preset == name.removesuffix("-long").removesuffix("-paper")
-        assert config.model.block == ("plus" if name in ("tiny", "tiny-long") else "paper")
+        assert config.model.preset == name.removesuffix("-long").removesuffix("-paper").removesuffix("-plus")
+        assert config.model.block == ("plus" if name in ("tiny", "tiny-long") or name.endswith("-plus") else "paper")
 
 
 def test_a_block_brings_its_options_and_each_can_be_changed_alone():
