@@ -21,7 +21,7 @@ from typing import Any
 
 from energy.costs import COSTS
 from energy.render.document import Document
-from energy.render.table import Column, Table, significant
+from energy.render.table import DASH, Column, Table, significant
 from spikeopd.errors import InputError
 
 FIGURES = ("ops_g", "macs_g", "acs_g", "flops_g", "rate", "num_steps", "energy_mj")
@@ -117,6 +117,7 @@ def audit_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": str(row["model"]),
         **{key: None if row.get(key) is None else float(row[key]) for key in FIGURES},
+        "printed": {key: str(row[key]) for key in FIGURES if row.get(key) is not None},
         "dense": bool(row.get("dense")),
         "implied_pj": float(row["energy_mj"] / row["ops_g"]) if row.get("ops_g") else None,
         "tried": {name: [float(least), float(most)] for name, (least, most) in tried.items()},
@@ -264,10 +265,15 @@ def _table(case: Case, rows: Sequence[dict[str, Any]]) -> Table:
     }  # fmt: skip
     columns = (
         Column("model", "Model"),
-        *(Column(key, labels[key][0], "number", labels[key][1]) for key in shown),
+        *(Column(f"{key}_printed", labels[key][0], "text", labels[key][1]) for key in shown),
         Column("implied_pj", "Implied price", "number", "pJ/op"),
         Column("by", "Reproduced by"),
         Column("verdict", "Verdict"),
     )
-    rows = [row | {"by": ", ".join(row["reproduced_by"]) or "–"} for row in rows]
+    rows = [
+        row
+        | {"by": ", ".join(row["reproduced_by"]) or DASH}
+        | {f"{key}_printed": row["printed"].get(key, DASH) for key in shown}  # with the digits of the print
+        for row in rows
+    ]
     return Table(f"audit_{case.name}", case.title, columns, rows, f"Printed in: {case.citation}.")

@@ -170,18 +170,19 @@ def fair_bars(rows: Sequence[dict[str, Any]], unit: Unit) -> str:
     return f'<dl class="bars">{"".join(parts)}</dl>{_legend(list(PART_COLOURS.items()))}'
 
 
-def break_even_lines(rows: Sequence[dict[str, Any]], convention: str, here: float, unit: Unit) -> str:
+def break_even_lines(
+    rows: Sequence[dict[str, Any]], convention: str, here: float, energies: dict[str, float], unit: Unit
+) -> str:
     """Energy per token against a uniform rate under one convention; the rates at which the student is cheaper than its
-    dense twin lie on a band, a dashed line marks the student's own rate."""
+    dense twin lie on a band; a dashed line marks the student's own rate, dots what it and its rivals cost there."""
     chosen = {
         key: [row for row in rows if row["key"] == key and row["convention"] in (convention, "any")] for key in _CURVES
     }
     rates = [row["rate"] for row in chosen["student"]]
     twin = [row["energy_per_token_pj"] for row in chosen["twin"]]
     student = [row["energy_per_token_pj"] for row in chosen["student"]]
-    frame = _Frame(
-        520, 300, max((row["energy_per_token_pj"] for lines in chosen.values() for row in lines), default=1.0), unit
-    )
+    drawn = [row["energy_per_token_pj"] for lines in chosen.values() for row in lines]
+    frame = _Frame(520, 300, max([*drawn, *(energies[key] for key in _CURVES)]), unit)
     last = rates[-1] if rates else 1.0
 
     def x(rate: float) -> float:
@@ -210,6 +211,12 @@ def break_even_lines(rows: Sequence[dict[str, Any]], convention: str, here: floa
             f'y2="{frame.bottom}"><title>this student: {here:.4g}</title></line>'
             f'<text class="strong" x="{x(here) + 5:.1f}" y="{frame.top + 12}">{significant(here, 3)}</text>'
         )
+        for key, (name, colour, _) in _CURVES.items():
+            label = html.escape(f"{name} at the rates of this report: {frame.label(energies[key])} per token")
+            parts.append(
+                f'<circle cx="{x(here):.1f}" cy="{frame.y(energies[key]):.1f}" r="4" fill="{colour}">'
+                f"<title>{label}</title></circle>"
+            )
     legend = "".join(
         f'<span><i class="line" style="border-top:3px {"dashed" if dash else "solid"} {colour}"></i>'
         f"{html.escape(name)}</span>"

@@ -56,13 +56,20 @@ def fair_page(document: FairComparison) -> str:
             plots = (
                 _figure(
                     f"{subject.name}: break-even, per {convention}",
-                    break_even_lines(curves, convention, subject.work.rate, unit),
-                    meaning[0].upper() + meaning[1:] + f". Dashed: its rate ({subject.basis}).",
+                    break_even_lines(curves, convention, subject.work.rate, _at(rows, convention), unit),
+                    meaning[0].upper()
+                    + meaning[1:]
+                    + f". Dashed: its rate ({subject.basis}); dots: what each costs there, layer by layer.",
                 )
                 for convention, meaning in CONVENTIONS.items()
             )
             sections.append(f'<div class="columns">{"".join(plots)}</div>')
     return _page(document, [*sections, *map(table_html, document.tables)])
+
+
+def _at(rows: Sequence[dict[str, Any]], convention: str) -> dict[str, float]:
+    """Energy per token of every model of a comparison, under one convention where it has two."""
+    return {row["key"]: row["energy_per_token_pj"] for row in rows if row["convention"] in (convention, "any")}
 
 
 def tables_page(document: Document) -> str:

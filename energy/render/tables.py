@@ -48,6 +48,7 @@ def headline(report: dict[str, Any]) -> list[str]:
             for event, note in costs["price_notes"].items()
         ),
         "teacher/student: " + both_ways(report),
+        "with memory, " + fair_ratio(report),
         "arithmetic on counted events, not power measured on hardware"
         if source["kind"] == "run"
         else "arithmetic on given rates; nothing was counted, and no power was measured",
@@ -74,6 +75,19 @@ def both_ways(report: dict[str, Any]) -> str:
     rows = [row for row in report["prices"] if row["chosen"] or row["table"] in BOTH_WAYS]
     ratios = [(row["teacher_over_student"], row["table"]) for row in sorted(rows, key=lambda row: not row["chosen"])]
     return ", ".join(f"{'–' if ratio is None else significant(ratio)} × under {name}" for ratio, name in ratios)
+
+
+def fair_ratio(report: dict[str, Any]) -> str:
+    """Twin over student, under both conventions."""
+    twin = report["twin"]
+    ratios = [
+        f"{'–' if ratio is None else significant(ratio, 3)} × per {name}"
+        for name, ratio in twin["over_student"]["dense"].items()
+    ]
+    return (
+        f"quantised twin/student (int8 × {twin['activation_bits']} bit, {twin['basis']}): {', '.join(ratios)}; "
+        "see compare --twin"
+    )
 
 
 def report_tables(report: dict[str, Any]) -> list[Table]:

@@ -289,7 +289,7 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
     commands = [
         shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("spikeopd-energy ")
     ]
-    assert len(commands) == 7
+    assert len(commands) == 11
     shown = run(capsys, "report", example)[1]
     quoted = text.split("The first lines of a report:\n\n```\n")[1].split("```")[0]
     assert quoted in shown
@@ -298,7 +298,10 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
         assert code == 0 and (out or "wrote" in err), err
     exec(compile(text.split("```python\n")[1].split("```")[0], "docs/energy.md", "exec"), {})
     assert float(capsys.readouterr().out) > 0 and Path("comparison.md").is_file()
-    Path("mine.json").write_text(text.split("```json\n")[1].split("```")[0])
+    audited, prices = (part.split("```")[0] for part in text.split("```json\n")[1:3])
+    Path("printed.json").write_text(audited)
+    assert "printed: 0 of 2 printed energies" in run(capsys, "audit", "printed.json")[1]
+    Path("mine.json").write_text(prices)
     assert "costs: mine, 7 nm: mac 1 pJ, ac 0.2 pJ" in run(capsys, "report", example, "--costs", "mine.json")[1]
 
 

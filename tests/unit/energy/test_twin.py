@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from random_models import PLUS, random_shape
@@ -11,7 +12,8 @@ from random_runs import make_run
 
 import energy
 from energy.costs import PLACEMENTS
-from energy.memory import counted_work, student_tally, total, twin_tally
+from energy.memory import CONVENTIONS, counted_work, student_tally, total, twin_tally
+from energy.render.table import significant
 from energy.twin import COMPUTED
 from spikeopd.contracts.run import parse_run
 from spikeopd.errors import InputError
@@ -122,3 +124,23 @@ def test_mistakes(arguments: dict, message: str) -> None:
         energy.compare_twins()
     with pytest.raises(InputError, match="needs rates"):
         energy.compare_twins(configs=["opt-125m"])
+
+
+def test_the_figures_of_the_docs_are_those_of_the_commands() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "energy.md").read_text(encoding="utf-8")
+    shapes = ("opt-125m", "opt-350m", "opt-1.3b")
+    options = {"rates": 0.17, "context": 512, "num_steps": 4}
+    rows = energy.compare_twins(configs=shapes, **options).to_dict()["break_even"]
+
+    def found(shape: str, placement: str, convention: str, rival: str, key: str = "rival_over_student") -> str:
+        wanted = {"subject": shape, "placement": placement, "convention": convention, "rival_key": rival}
+        return significant(next(row for row in rows if wanted.items() <= row.items())[key], 3)
+
+    for shape in shapes:
+        ratio = significant(energy.estimate(shape, **options).teacher_over_student, 3)
+        cells = [found(shape, "cores", c, rival) for c in CONVENTIONS for rival in ("twin", "twin_graded")]
+        edge = found(shape, "cores", "spike", "twin", "cheaper_to")
+        assert f"| {' | '.join([shape, ratio, *cells, edge])} |" in text
+    for placement in PLACEMENTS:
+        edges = [found(shape, placement, "spike", "twin", "cheaper_to") for shape in shapes]
+        assert f"| {' | '.join([placement, *edges])} |" in text
