@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spikeopd.config import load_config as load_config
     from spikeopd.runlog import read_metrics as read_metrics
     from spikeopd.students import load_student as load_student
+    from spikeopd.suggest import suggest as suggest
     from spikeopd.text.tokenizer import train_tokenizer as train_tokenizer
     from spikeopd.training import TrainingRun as TrainingRun
     from spikeopd.training import dry_run as dry_run
@@ -32,6 +33,7 @@ _HOMES = {
     "load_config": "spikeopd.config",
     "load_student": "spikeopd.students",
     "read_metrics": "spikeopd.runlog",
+    "suggest": "spikeopd.suggest",
     "train": "spikeopd.training",
     "train_teacher": "spikeopd.training",
     "train_tokenizer": "spikeopd.text.tokenizer",

@@ -18,6 +18,7 @@ TRAIN_EPILOG = """examples:
 other commands:
   spikeopd-train teacher --output DIR      train a small OPT teacher (how the shipped one was made)
   spikeopd-train tokenizer --output DIR    train a byte-level BPE tokenizer
+  spikeopd-train --suggest TEACHER         a recipe for a teacher that no recipe knows
   spikeopd-train --explain stage2.ref_coef what an option means and where its value comes from
 """
 
@@ -60,6 +61,9 @@ def _train(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--explain", nargs="?", const="", metavar="KEY", help="explain an option, a section, or all")
+    parser.add_argument(
+        "--suggest", metavar="TEACHER", help="write a recipe for this teacher (to --output FILE.yaml, else printed)"
+    )
     parser.add_argument("--list", choices=("recipes", "methods", "losses", "neurons"), help="list what there is")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
     arguments = parser.parse_intermixed_args(words)
@@ -71,6 +75,8 @@ def _train(words: list[str]) -> int:
 
         print(explain(arguments.explain or None))
         return 0
+    if arguments.suggest is not None:
+        return _suggest(arguments.suggest, arguments.output, arguments.overrides)
     overrides = [*arguments.overrides, *([f"train.stage={arguments.stage}"] if arguments.stage else [])]
     config = spikeopd.load_config(arguments.config, overrides)  # first: its mistakes need not wait for torch
     if arguments.dry_run:
@@ -81,6 +87,24 @@ def _train(words: list[str]) -> int:
     run = spikeopd.train(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
     if run.main:
         _show(run.summary, arguments.json)
+    return 0
+
+
+def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:
+    if overrides:
+        raise ConfigError(f"--suggest writes a recipe; give {overrides[0]} when you train with it")
+    if output:
+        from spikeopd.errors import check_writable
+
+        check_writable(output, "--output")
+    text: str = spikeopd.suggest(teacher)
+    if output is None:
+        print(text, end="")
+        return 0
+    from spikeopd.files import write_text
+
+    write_text(output, text)
+    print(f"recipe in {output}; train with it: spikeopd-train --config {output} --output DIR data.source=SOURCE")
     return 0
 
 

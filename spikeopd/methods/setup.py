@@ -18,7 +18,7 @@ from spikeopd import quality
 from spikeopd.config import Config, TrainConfig
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.teacher import check_pair, check_vocabulary, fingerprint, load_teacher
+from spikeopd.models.teacher import check_fit, fingerprint, load_teacher, load_teacher_config
 from spikeopd.registry import METHODS
 from spikeopd.students import load_student
 from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
@@ -85,15 +85,13 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
     """Load and check everything. The main process tokenises first, so that the others find the cache."""
     check_shares(config, accelerator.num_processes)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.framing)
-    vocabulary, options = config.model.sizes()["vocab_size"], config.teacher
-    check_vocabulary(vocabulary, tokenizer.vocab_size, "the student (model.vocab_size)")
+    options = config.teacher
+    check_fit(config, load_teacher_config(options.teacher_model_name_or_path), tokenizer.vocab_size)
     teacher = load_teacher(
         options.teacher_model_name_or_path,
-        tokenizer_size=tokenizer.vocab_size,
         attentions=config.train.stage != "2" or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
-    check_pair(teacher, vocabulary)
     data = config.data
     with accelerator.main_process_first():
         train = prepare(data.source, tokenizer, "train", data.cache_dir, data.max_tokens)

@@ -26,7 +26,9 @@ CALIBRATION_SEED = 0xCA11B
 def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     """Train for stage1.updates; leaves `stage1/final/` and returns the summary."""
     config, options, device = setup.config, setup.config.stage1, setup.device
-    objective, folder = make_objective(setup, initial_student(setup)), log.folder / "stage1"
+    student, transferred = start_student(setup)
+    objective, folder = make_objective(setup, student), log.folder / "stage1"
+    log.note(describe_start(setup, transferred))
     run = Run(setup, log, "stage1", objective, resume=resume)
     length, head = config.data.sequence_length, output_table(setup.teacher)
     rows = options.micro_batch_size * options.gradient_accumulation_steps * setup.accelerator.num_processes
@@ -54,7 +56,16 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     # A run that resumes behind its last update takes no step that would set it.
     objective.student.config.deploy_precision = forward_precision(options, run.done)
     run.save_student(folder / "final")
-    return run.summary()
+    return {**run.summary(), "from_teacher": {"family": setup.teacher.config.model_type, **transferred}}
+
+
+def describe_start(setup: Setup, transferred: dict[str, str]) -> str:
+    """What of the teacher the student starts with, and how documents are framed, in a line each."""
+    tokenizer = setup.tokenizer
+    begin, end = (tokenizer.roles[role] for role in ("bos_token", "eos_token"))
+    parts = "; ".join(f"{part} {what}" for part, what in transferred.items())
+    tokens = f"{end} separates documents" if begin == end else f"documents begin with {begin} and end with {end}"
+    return f"stage 1: from the teacher ({setup.teacher.config.model_type}): {parts}\nstage 1: {tokens}"
 
 
 def forward_precision(options: Stage1Config, update: int) -> Literal["none", "int8"]:
@@ -64,6 +75,11 @@ def forward_precision(options: Stage1Config, update: int) -> Literal["none", "in
 
 def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:
     """The student before the first update; the same on every process."""
+    return start_student(setup)[0]
+
+
+def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
+    """The student before the first update, and what of it came from the teacher."""
     config, tokenizer = setup.config, setup.tokenizer
     torch.manual_seed(config.train.seed)
     student = build_student(
@@ -73,11 +89,11 @@ def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
+    transferred = start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
     length = min(config.data.sequence_length, 128)
     ids = batch(setup.train, batch_size=16, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
     calibrate(student, torch.from_numpy(ids))
-    return student
+    return student, transferred
 
 
 def make_objective(setup: Setup, student: BiSpikCLMForCausalLM) -> SpADObjective:

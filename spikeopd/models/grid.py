@@ -15,6 +15,7 @@ through the rounding.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ HEAD_SIGMAS = 8.0  # a normalised feature further out than this is clipped
 
 class _Straight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, exact: Tensor, smooth: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, exact: Tensor, smooth: Tensor) -> Tensor:
         return exact.to(smooth.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, grad
 
 

@@ -7,6 +7,7 @@ current to the scale of its threshold.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,25 +31,9 @@ WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual
 
 def build_student(model: ModelConfig, **special_tokens: int | None) -> BiSpikCLMForCausalLM:
     """An untrained student of the configured shape."""
-    return BiSpikCLMForCausalLM(
-        BiSpikCLMConfig(
-            vocab_size=model.vocab_size,
-            hidden_size=model.hidden_size,
-            num_hidden_layers=model.num_hidden_layers,
-            num_attention_heads=model.num_attention_heads,
-            ffn_dim=model.ffn_dim,
-            max_position_embeddings=model.max_position_embeddings,
-            word_embed_proj_dim=model.word_embed_proj_dim,
-            num_steps=model.num_steps,
-            alpha=model.alpha,
-            threshold=model.threshold,
-            xi=model.xi,
-            grid_bits=model.grid_bits,
-            neuron=model.neuron,
-            **{name: getattr(model, name) for name in BLOCKS["paper"]},
-            **special_tokens,
-        )
-    )
+    same = ("num_steps", "alpha", "threshold", "xi", "grid_bits", "neuron", *BLOCKS["paper"])
+    options: dict[str, Any] = model.sizes() | {name: getattr(model, name) for name in same} | special_tokens
+    return BiSpikCLMForCausalLM(BiSpikCLMConfig(**options))
 
 
 @torch.no_grad()
@@ -58,14 +43,14 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     Tables are copied where their shapes agree: a teacher of another width or family gives what fits (at least the
     vocabulary must). Returns for each part "copied", or why it starts anew.
     """
-    base, family = student.model, teacher.config.model_type
+    base = student.model
     done: dict[str, str] = {}
 
-    def copy(part: str, mine: Tensor | None, theirs: Tensor | None) -> None:
+    def copy(part: str, mine: Tensor | None, theirs: Any) -> None:
         if mine is None:
             return
         if theirs is None:
-            done[part] = f"not copied: {family} has none that fits"
+            done[part] = "not copied: only an OPT's fits"
         elif mine.shape[1:] != theirs.shape[1:] or (part != "positions" and len(mine) != len(theirs)):
             done[part] = f"not copied: {list(theirs.shape)} in the teacher, {list(mine.shape)} in the student"
         else:
@@ -73,12 +58,12 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
             mine[:rows].copy_(theirs[:rows])
             done[part] = "copied"
 
-    table = teacher.get_input_embeddings().weight
+    table: Any = teacher.get_input_embeddings().weight
     copy("token table", base.embed_tokens.weight, table)
-    output = teacher.get_output_embeddings()
+    output: Any = teacher.get_output_embeddings()
     shared = output is not None and output.weight.data_ptr() == table.data_ptr()
     done["output head"] = "the token table" + ("" if shared else "; the teacher's own is not copied")
-    decoder = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
+    decoder: Any = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
     copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
     norm = decoder and decoder.final_layer_norm
     copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
@@ -97,7 +82,7 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     return done
 
 
-def _copy_block(block: BiSpikCLMBlock, layer: nn.Module) -> None:
+def _copy_block(block: BiSpikCLMBlock, layer: Any) -> None:
     attention = layer.self_attn
     for name, mine, theirs in (
         ("q_proj", block.q_proj, attention.q_proj),

@@ -1,4 +1,8 @@
-"""The frozen teacher: OPT, or any Hugging Face causal language model that shares the student's tokenizer."""
+"""The frozen teacher: a Hugging Face causal language model that shares the student's tokenizer.
+
+Tested families: OPT, Llama (with Mistral, Qwen, SmolLM), GPT-2, GPT-NeoX (Pythia). From each come the output of every
+layer, the attention maps and the features that meet the output table; see `TeacherOutput`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from spikeopd.config import Config
 from spikeopd.errors import InputError
+from spikeopd.students import SAFE, check_complete, check_weights, read_model_config
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
+PADDING_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -43,31 +51,47 @@ def load_teacher(
 ) -> PreTrainedModel:
     """Load and freeze. Eager attention, because the fused kernels do not return attention maps.
 
-    A `.gguf` file is read through transformers' own reader.
+    Safetensors, or a `.gguf` file through transformers' own reader; never a pickle.
     """
-    where = resolve(name_or_path)
-    path = Path(where)
-    options: dict[str, object] = {"dtype": dtype}
+    options: dict[str, object] = {"dtype": dtype, **SAFE}
     if attentions:
         options["attn_implementation"] = "eager"
+    model, info = _from_pretrained(AutoModelForCausalLM, name_or_path, options, weights=True)
+    check_complete(info, f"teacher: {name_or_path}")
+    if tokenizer_size is not None:
+        check_vocabulary(model.config.vocab_size, tokenizer_size, f"teacher {name_or_path!r}")
+    return freeze(model)
+
+
+def load_teacher_config(name_or_path: str) -> Any:
+    """The teacher's configuration alone: what must fit can be checked before the weights are read."""
+    return _from_pretrained(AutoConfig, name_or_path, {}).get_text_config()
+
+
+def _from_pretrained(kind: Any, name_or_path: str, options: dict[str, object], *, weights: bool = False) -> Any:
+    where = resolve(name_or_path)
+    path = Path(where).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"teacher: no file {where}")
         options["gguf_file"], where = path.name, str(path.parent)
     elif path.exists() and not (path / "config.json").is_file():
         raise InputError(f"teacher: {where} has no config.json; give a Hugging Face model directory or a hub name")
+    elif not path.exists() and (where.startswith((".", "/", "~")) or where.count("/") > 1):
+        raise InputError(f"teacher: no such directory {where}; give a Hugging Face model directory or a hub name")
+    if path.is_dir():
+        read_model_config(path, f"teacher: {name_or_path}")
+        if weights:
+            check_weights(path, f"teacher: {name_or_path}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, **options)
+        return kind.from_pretrained(str(path) if path.is_dir() else where, **options)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"teacher: cannot load {name_or_path!r} as a causal language model: {reason}") from error
-    except Exception as error:  # safetensors raises its own type for a corrupt file
+    except Exception as error:
         if type(error).__name__ != "SafetensorError":
             raise
         raise InputError(f"teacher: the weights in {name_or_path!r} are corrupt ({error}); fetch them again") from error
-    if tokenizer_size is not None:
-        check_vocabulary(model.config.vocab_size, tokenizer_size, f"teacher {name_or_path!r}")
-    return freeze(model)
 
 
 def freeze(model: PreTrainedModel) -> PreTrainedModel:
@@ -81,9 +105,9 @@ def freeze(model: PreTrainedModel) -> PreTrainedModel:
 def check_vocabulary(rows: int, tokenizer_size: int, who: str) -> None:
     """A model may have more rows than the tokenizer has entries (padding: OPT 50272 for 50265), never fewer.
 
-    More than 1024 rows too many is another vocabulary, not padding.
+    More than PADDING_ROWS too many is another vocabulary, not padding.
     """
-    if rows < tokenizer_size or rows - tokenizer_size > 1024:
+    if rows < tokenizer_size or rows - tokenizer_size > PADDING_ROWS:
         raise InputError(
             f"{who} has a vocabulary of {rows} rows but the tokenizer has {tokenizer_size} entries; "
             "teacher and student must share one tokenizer"
@@ -99,6 +123,48 @@ def check_pair(teacher: PreTrainedModel, student_vocab: int) -> None:
         )
 
 
+def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
+    """Everything in which student, teacher (its configuration) and tokenizer do not fit, at once, with what mends it."""
+    name, model, rows = config.teacher.teacher_model_name_or_path, config.model, int(teacher.vocab_size)
+    problems: list[str] = []
+    mends: list[str] = []
+    if rows < tokenizer_size or rows - tokenizer_size > PADDING_ROWS:
+        problems.append(
+            f"the teacher has {rows} vocabulary rows but the tokenizer ({config.data.tokenizer}) has {tokenizer_size} "
+            "entries; teacher and student must share one tokenizer"
+        )
+        mends += [f"data.tokenizer={name}"] if config.data.tokenizer != name else []
+    if model.vocab_size != rows:
+        problems.append(f"the teacher has {rows} vocabulary rows and the student {model.vocab_size}")
+        mends.append(f"model.vocab_size={rows}")
+    positions = int(getattr(teacher, "max_position_embeddings", 0) or 0)
+    if positions and config.train.stage != "2" and config.data.sequence_length > positions:
+        problems.append(
+            f"the teacher reads {positions} positions, data.sequence_length is {config.data.sequence_length}"
+        )
+        mends.append(f"data.sequence_length={positions}")
+    prompt, completion = config.stage2.prompt_length, config.stage2.max_completion_length
+    if positions and config.train.stage != "1" and prompt + completion > positions:
+        problems.append(
+            f"the teacher reads {positions} positions, prompts and completions take {prompt} + {completion}"
+        )
+        mends += [f"stage2.prompt_length={max(1, positions - completion)}"]
+        mends += [f"stage2.max_completion_length={positions - 1}"] if completion >= positions else []
+    if model.init == "teacher" and config.train.stage != "2":
+        sizes = {part: getattr(teacher, part, None) for part in ("hidden_size", "ffn_dim")}
+        if teacher.model_type != "opt":
+            problems.append(f"model.init=teacher copies the blocks of an OPT, and the teacher is {teacher.model_type}")
+            mends.append("model.init=random")
+        elif any(getattr(model, part) != size for part, size in sizes.items()):
+            given = " and ".join(f"{part} {size}" for part, size in sizes.items())
+            problems.append(f"model.init=teacher needs blocks of one size, the teacher has {given}")
+            mends.append("model.init=random")
+    if problems:
+        what = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
+        mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
+        raise InputError(f"teacher {name}: {what}{mend if mends else ''}")
+
+
 @torch.no_grad()
 def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool) -> TeacherOutput:
     """One forward pass without the output table, so that the caller can take the logits in chunks."""
@@ -107,15 +173,24 @@ def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool)
         output = base(input_ids, output_hidden_states=internals, output_attentions=internals, use_cache=False)
     if not internals:
         return TeacherOutput(output.last_hidden_state, (), (), output.last_hidden_state)
+    maps = getattr(output, "attentions", None) or ()
+    if not maps or any(found is None or found.ndim != 4 for found in maps):
+        raise InputError(
+            f"teacher: a {teacher.config.model_type} gives no attention map for every layer, which Stage 1 aligns with; "
+            "use a teacher with plain attention"
+        )
     hidden = list(output.hidden_states)
     if hidden[-1].shape != hidden[0].shape:
         hidden[-1] = last[0]  # OPT-350M reports its projection to the token table's width instead of the layer
-    return TeacherOutput(hidden[0], tuple(hidden[1:]), tuple(output.attentions), output.last_hidden_state)
+    return TeacherOutput(hidden[0], tuple(hidden[1:]), tuple(maps), output.last_hidden_state)
 
 
 @contextmanager
 def _last_layer_output(base: nn.Module) -> Iterator[list[Tensor]]:
     kept: list[Tensor] = []
+    if not hasattr(base, "layers"):  # GPT-2 calls them h, and reports them whole
+        yield kept
+        return
     hook = base.layers[-1].register_forward_hook(
         lambda module, arguments, output: kept.append(output[0] if isinstance(output, tuple) else output)
     )

@@ -48,10 +48,9 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend, roles: dict[str, str], origin: str, framing: Framing = "both") -> None:
-        self.backend = backend
-        self.origin = origin
+        self.backend, self.origin, self.framing = backend, origin, framing
         bos, eos = roles.get("bos_token"), roles.get("eos_token")
-        if framing in ("bos", "eos") and not {"bos": bos, "eos": eos}[framing]:
+        if (bos or eos) and framing in ("bos", "eos") and not {"bos": bos, "eos": eos}[framing]:
             raise InputError(
                 f"{origin}: data.framing={framing} needs a {framing}_token, which this tokenizer does not name; name "
                 "it in tokenizer_config.json or use data.framing=auto"
@@ -207,7 +206,7 @@ def _own_framing(backend: Backend, roles: dict[str, str], settings: dict[str, An
     if settings.get("framing") in ("bos", "eos", "both"):
         return settings["framing"]  # type: ignore[no-any-return] # one of the three
     if not bos or not eos or bos == eos:
-        return "both"
+        return "eos" if eos else "bos"
     before, behind = _added(backend)
     begins = settings.get("add_bos_token", backend.token_to_id(bos) in before)
     ends = settings.get("add_eos_token", backend.token_to_id(eos) in behind)

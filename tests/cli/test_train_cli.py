@@ -45,7 +45,12 @@ def test_corrupt_weights(capsys, tmp_path):
 
 def test_wrong_vocabulary_names_both_sizes(capsys, tmp_path):
     refused(capsys, tmp_path, "model.vocab_size=1040", says=["1024", "1040", "model.vocab_size=1024"])
-    refused(capsys, tmp_path, "model.vocab_size=512", says=["512 rows", "1024 entries"])
+    refused(
+        capsys,
+        tmp_path,
+        "model.vocab_size=512",
+        says=["1024 vocabulary rows", "the student 512", "add model.vocab_size=1024"],
+    )
 
 
 def test_sequence_longer_than_the_position_table(capsys, tmp_path):

@@ -16,7 +16,7 @@ from random_runs import make_run, write_run
 from energy.cli import build_parser, main
 from spikeopd.contracts import LAYER_COMPONENTS
 
-COMMANDS = ["", "report", "compare", "paper", "costs", "example"]
+COMMANDS = ["", "report", "compare", "breakeven", "audit", "paper", "costs", "example"]
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -166,6 +166,19 @@ MISTAKES = [
     (["report", "example_run.json", "--num-steps", "0"], "--num-steps does not go with a run"),
     (["paper", "--tokens", "0"], "--tokens"),
     (["compare", "a=gone.json"], "gone.json"),
+    (["compare"], "at least one RUN.json"),
+    (["compare", "--twin"], "give a RUN.json, or --config"),
+    (["compare", "example_run.json", "--config", "opt-125m"], "--config goes with --twin"),
+    (["compare", "example_run.json", "--placement", "dram"], "--placement goes with --twin"),
+    (["compare", "example_run.json", "--twin", "--placement", "moon"], "unknown placement 'moon'"),
+    (["compare", "--twin", "--config", "opt-9t", "--rates", "0.1", "--context", "8"], "unknown teacher"),
+    (["compare", "--twin", "--config", "opt-125m", "--rates", "0.1"], "--config needs --context"),
+    (["breakeven"], "give a RUN.json"),
+    (["breakeven", "example_run.json", "--rates", "0.1"], "--rates does not go with a run"),
+    (["breakeven", "example_run.json", "--output", "example_run.json"], "made from it"),
+    (["audit", "gone.json"], "gone.json does not exist"),
+    (["audit", "spikeformer"], "unknown case 'spikeformer'"),
+    (["audit", "example_run.json"], "'title' must say"),
 ]
 
 

@@ -40,7 +40,8 @@ def problems(recipe="tiny", overrides=()) -> list[str]:
 
 
 def test_recipes_load_and_their_resolved_form_loads_back_equal(tmp_path):
-    assert recipe_names() == ["opt-1.3b", "opt-125m", "opt-350m", "tiny", "tiny-long", "tiny-paper"]
+    sizes = [f"opt-{size}{block}" for size in ("1.3b", "125m", "350m") for block in ("", "-plus")]
+    assert recipe_names() == [*sizes, "tiny", "tiny-long", "tiny-paper"]
     for name in recipe_names():
         config = load_config(name)
         (tmp_path / "config.yaml").write_text(to_yaml(config))

@@ -169,4 +169,4 @@ def test_dark_mode_is_followed(report: energy.Report, tmp_path) -> None:
 
 def test_pages_of_tables() -> None:
     page = tables_page(costs_document())
-    assert page.count("<table>") == 3 and "23.60" in page and "never as free" in page
+    assert page.count("<table>") == 5 and "23.60" in page and "never as free" in page
