@@ -55,7 +55,8 @@ _RATES: tuple[_Option, ...] = (
     ("--prompt", "P", int, "with --config: how many of them are prompt (default: all)"),
     ("--num-steps", "T", int, "with --config: T_s, if the config has none"),
 )
-_TEACHER = "opt-125m, opt-350m, opt-1.3b, a config.json, or `matched`: OPT of the student's shape (default)"
+_TEACHER = "opt-125m, opt-350m, opt-1.3b, a model folder or its config.json (OPT, Llama family, GPT-2, GPT-NeoX), or "
+_TEACHER += "`matched`: OPT of the student's shape (default)"
 _BESIDE = "add a row for this teacher over the first run's tokens (`matched`: OPT of its shape)"
 _TOKENS = "sequence length of the recomputation (default: 480 + 32, the lengths the paper states)"
 _COMMANDS: dict[str, tuple[str, tuple[_Option, ...]]] = {

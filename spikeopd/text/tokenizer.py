@@ -52,8 +52,8 @@ class Tokenizer:
         bos, eos = roles.get("bos_token"), roles.get("eos_token")
         if (bos or eos) and framing in ("bos", "eos") and not {"bos": bos, "eos": eos}[framing]:
             raise InputError(
-                f"{origin}: data.framing={framing} needs a {framing}_token, which this tokenizer does not name; name it "
-                "in tokenizer_config.json or use data.framing=auto"
+                f"{origin}: data.framing={framing} needs a {framing}_token, which this tokenizer does not name; name "
+                "it in tokenizer_config.json or use data.framing=auto"
             )
         begin = {"bos": bos, "eos": eos}.get(framing, bos or eos)
         end = {"bos": bos, "eos": eos}.get(framing, eos or bos)
