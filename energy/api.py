@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from energy.assembly import Options, report_rates, report_run
 from energy.comparison import compare_rows
 from energy.costs import CostTable, Placement, load_costs, load_memory, load_placement
-from energy.flops import dense_shape, keys_of_sequence, load_shape, published_name
+from energy.flops import dense_shape, keys_of_sequence, load_shape, load_teacher_shape, published_name
 from energy.memory import counted_work, estimated_work
 from energy.models import Hops
 from energy.rates import load_rates
@@ -122,7 +122,8 @@ def report(
     source   a run.json, its data, a checked `Run`, or an object with `to_run()`
     costs    a table of `energy.costs.COSTS` by name, a JSON file like them, or a `CostTable`
     memory   the level of `energy.costs.MEMORY` at which the traffic line is priced
-    teacher  opt-125m, opt-350m, opt-1.3b, a config.json, a shape, or "matched": OPT of the student's sizes
+    teacher  opt-125m, opt-350m, opt-1.3b, the config.json of an OPT, Llama, Mistral, Qwen, GPT-2 or GPT-NeoX, a shape,
+             or "matched": OPT of the student's sizes
     hops     mean tile hops of a spike, east-west and north-south
     name     what the report calls the run
     """
@@ -307,7 +308,7 @@ def find_teacher(teacher: str | ModelShape, student: ModelShape) -> tuple[str, M
     if teacher == "matched" or isinstance(teacher, ModelShape):
         shape = dense_shape(student if isinstance(teacher, str) else teacher)
         return published_name(shape) or f"OPT of {'the same' if isinstance(teacher, str) else 'the given'} shape", shape
-    return Path(teacher).name, dense_shape(load_shape(teacher, 1))
+    return Path(teacher).name, load_teacher_shape(teacher)
 
 
 def _report(data: dict[str, Any], inputs: tuple[Path, ...], run: Run | None) -> Report:

@@ -62,7 +62,8 @@ _PLACEMENT: _Option = (
     "--placement", "NAME", str, "where weights, cache and neurons lie: cores (default), chip or dram; see `costs`"
 )  # fmt: skip
 _SHAPES = tuple(option for option in _RATES if option[0] != "--prompt")
-_TEACHER = "opt-125m, opt-350m, opt-1.3b, a config.json, or `matched`: OPT of the student's shape (default)"
+_TEACHER = "opt-125m, opt-350m, opt-1.3b, a model folder or its config.json (OPT, Llama family, GPT-2, GPT-NeoX), or "
+_TEACHER += "`matched`: OPT of the student's shape (default)"
 _BESIDE = "add a row for this teacher over the first run's tokens (`matched`: OPT of its shape)"
 _TOKENS = "sequence length of the recomputation (default: 480 + 32, the lengths the paper states)"
 _COMMANDS: dict[str, tuple[str, tuple[_Option, ...]]] = {

@@ -124,7 +124,7 @@ def check_pair(teacher: PreTrainedModel, student_vocab: int) -> None:
 
 
 def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
-    """Everything in which student, teacher (its configuration) and tokenizer do not fit, at once, with what mends it."""
+    """All in which student, teacher (its configuration) and tokenizer do not fit, with the overrides that mend it."""
     name, model, rows = config.teacher.teacher_model_name_or_path, config.model, int(teacher.vocab_size)
     problems: list[str] = []
     mends: list[str] = []
@@ -176,8 +176,8 @@ def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool)
     maps = getattr(output, "attentions", None) or ()
     if not maps or any(found is None or found.ndim != 4 for found in maps):
         raise InputError(
-            f"teacher: a {teacher.config.model_type} gives no attention map for every layer, which Stage 1 aligns with; "
-            "use a teacher with plain attention"
+            f"teacher: a {teacher.config.model_type} gives no attention map for every layer, which Stage 1 aligns "
+            "with; use a teacher with plain attention"
         )
     hidden = list(output.hidden_states)
     if hidden[-1].shape != hidden[0].shape:

@@ -12,10 +12,12 @@ from energy.flops import (
     dense_shape,
     keys_of_sequence,
     load_shape,
+    load_teacher_shape,
     opt_bytes,
     opt_macs,
     opt_parameters,
     opt_shape,
+    parse_teacher,
     published_name,
 )
 from spikeopd.contracts import ModelShape, parse_shape
@@ -208,3 +210,104 @@ def test_bad_configs_name_the_field(tmp_path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(InputError, match="broken.json"):
         load_shape(str(tmp_path / "broken.json"))
+
+
+# --- teachers of other families ---------------------------------------------------------------------------------------
+
+_COMMON = dict(vocab_size=70, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32)
+_GROUPED = dict(**_COMMON, intermediate_size=40, num_key_value_heads=2)
+FAMILIES = {
+    "llama": ("LlamaConfig", _GROUPED),
+    "llama with biases": ("LlamaConfig", {**_GROUPED, "attention_bias": True, "mlp_bias": True}),
+    "llama tied": ("LlamaConfig", {**_GROUPED, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "mistral": ("MistralConfig", _GROUPED),
+    "qwen2": ("Qwen2Config", _GROUPED),
+    "qwen3": ("Qwen3Config", {**_GROUPED, "head_dim": 10}),
+    "gpt2": ("GPT2Config", {"vocab_size": 70, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32}),
+    "gpt2 wider": ("GPT2Config", {"vocab_size": 70, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 50}),
+    "gpt_neox": ("GPTNeoXConfig", {**_COMMON, "intermediate_size": 40}),
+    "gpt_neox tied": ("GPTNeoXConfig", {**_COMMON, "intermediate_size": 40, "tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path):
+    """A random model of a family and the shape read from the config.json it saves."""
+    kind, values = FAMILIES[request.param]
+    config = getattr(transformers, kind)(**values, bos_token_id=0, eos_token_id=2, pad_token_id=None)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    config.save_pretrained(tmp_path)
+    return model, load_teacher_shape(str(tmp_path / "config.json"))
+
+
+def _rotation(model, tokens: int) -> int:
+    """Some versions make the angles of rotary positions by a matrix product; the closed form leaves them out."""
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    return sum(buffer.numel() for buffer in frequencies) * tokens
+
+
+def test_another_family_executes_its_closed_form(family) -> None:
+    model, shape = family
+    with torch.no_grad(), MatmulCounter() as whole:
+        model(torch.arange(3, 10)[None], use_cache=False)
+    assert whole.macs - sum(opt_macs(shape, 7, 49).values()) in (0, _rotation(model, 7))
+    cache = None
+    with torch.no_grad(), MatmulCounter() as cached:
+        for token in range(6):
+            cache = model(torch.tensor([[3 + token]]), past_key_values=cache, use_cache=True).past_key_values
+    assert cached.macs - sum(opt_macs(shape, 6, keys_of_sequence(6)).values()) in (0, _rotation(model, 6))
+
+
+def test_another_family_has_these_parameters_and_moves_these_bytes(family) -> None:
+    model, shape = family
+    assert opt_parameters(shape) == sum(parameter.numel() for parameter in model.parameters())
+    moved = opt_bytes(shape, 5, 11)
+    linear = torch.nn.Linear, transformers.pytorch_utils.Conv1D
+    inner = [m.weight.numel() for name, m in model.named_modules() if isinstance(m, linear) and ".0." in name]
+    assert moved["weights"] == 5 * 2 * shape.num_hidden_layers * sum(inner)
+    layer = model(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values.layers[0]
+    assert moved["kv_read"] == 11 * 2 * shape.num_hidden_layers * (
+        layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel()
+    )
+    assert dense_shape(shape) is shape and shape.to_dict()["family"] == model.config.model_type
+
+
+def test_llama_by_hand() -> None:
+    """d 4, two heads of 2 and one key/value head, f 3, V 5, one layer, two tokens (three keys)."""
+    raw = {"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "num_key_value_heads": 1, "intermediate_size": 3, "vocab_size": 5, "max_position_embeddings": 8}  # fmt: skip
+    shape = parse_teacher(raw, "config")
+    assert opt_macs(shape, 2, 3) == {"qkv": 64, "coincidence": 12, "av": 12, "output": 32, "ffn_in": 48, "ffn_out": 24,
+                                     "embed": 0, "head": 40}  # fmt: skip
+    assert opt_parameters(shape) == 2 * 20 + (32 + 16 + 24 + 12 + 8) + 4
+
+
+def test_shapes_it_does_not_know_are_refused_by_name(tmp_path) -> None:
+    for family, message in (("mixtral", "no closed form for a 'mixtral'; the teacher may be one of opt, llama"),
+                            ("mamba", "no closed form for a 'mamba'")):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            parse_teacher({"model_type": family, **_GROUPED}, "config")
+    with pytest.raises(InputError, match="field 'num_key_value_heads' must be a whole number from 1, got 1.5"):
+        parse_teacher({"model_type": "llama", **_GROUPED, "num_key_value_heads": 1.5}, "config")
+    with pytest.raises(InputError, match="field 'ffn_dim' must be a whole number"):
+        parse_teacher({"model_type": "llama", **_COMMON}, "config")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **_GROUPED}))
+    with pytest.raises(InputError, match="a llama is no shape of a student; give it with --teacher"):
+        load_shape(str(path), 4)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="expected a JSON object"):
+        load_teacher_shape(str(path))
+
+
+def test_a_report_is_beside_the_teacher_it_was_given(tmp_path) -> None:
+    import energy
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **_GROUPED}))
+    student = parse_shape({**_COMMON, "ffn_dim": 40, "num_steps": 4}, "student")
+    told = energy.estimate(student, 0.2, 8, teacher=str(path))
+    shape = load_teacher_shape(str(path))
+    assert told.data["teacher"]["macs"] == opt_macs(shape, 8, keys_of_sequence(8))
+    assert told.data["teacher"]["model"]["key_value_size"] == 12

@@ -268,7 +268,7 @@ def test_every_error_is_reported_at_once(tmp_path):
         ("- a\n- b\n", r"recipe .*a.yaml: expected sections such as `stage1:` with keys, got list"),
         ("stage1:\n  updates: 1\n  updates: 2\n", r"recipe .*a.yaml, line 3: 'updates' is given twice; keep one"),
         ("base: a.yaml\n", r"its `base` leads back to itself"),
-        ("base: nowhere\n", r"recipe 'nowhere' does not exist; give one of opt-1.3b, opt-125m, opt-350m, tiny"),
+        ("base: nowhere\n", r"recipe 'nowhere' does not exist; give one of opt-1.3b, opt-1.3b-plus, opt-125m"),
         ("stage1: !!python/object/apply:os.system [ls]\n", r"not valid YAML"),
     ],
 )
