@@ -186,7 +186,7 @@ def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool)
 
 
 @contextmanager
-def _last_layer_output(base: nn.Module) -> Iterator[list[Tensor]]:
+def _last_layer_output(base: Any) -> Iterator[list[Tensor]]:
     kept: list[Tensor] = []
     if not hasattr(base, "layers"):  # GPT-2 calls them h, and reports them whole
         yield kept
