@@ -1,4 +1,4 @@
-"""`spikeopd-train --suggest TEACHER`: a recipe for a teacher that no recipe knows, from its configuration and tokenizer."""
+"""A recipe for a teacher that no recipe knows, from its configuration and tokenizer: `spikeopd-train --suggest`."""
 
 from __future__ import annotations
 
