@@ -1,5 +1,4 @@
-r"""Dense operation counts in closed form: MACs of OPT and other teachers, of the dense equivalent of BiSpikCLM, and of
-SpikeGPT.
+r"""Dense operation counts in closed form: MACs of teachers, of BiSpikCLM's dense equivalent, and of SpikeGPT.
 
 For the token at position i (it sees i + 1 keys), with hidden size d, FFN size f, vocabulary V and embedding width w
 (w = d except in OPT-350M), one layer of OPT executes

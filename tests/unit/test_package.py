@@ -26,9 +26,8 @@ def run(code):
 
 
 def test_importing_the_packages_imports_nothing_heavy():
-    code = (
-        "import sys, spikeopd, export, neuro_sim, energy; print({'torch', 'numpy', 'numba', 'h5py'} & set(sys.modules))"
-    )
+    heavy = "{'torch', 'numpy', 'numba', 'h5py'}"
+    code = f"import sys, spikeopd, export, neuro_sim, energy; print({heavy} & set(sys.modules))"
     assert run(code).strip() == "set()"
 
 
