@@ -25,11 +25,12 @@ def suggest(teacher: str, tokenizer: str | None = None) -> str:
     words = load_tokenizer(tokenizer)
     values = _values(teacher, shape, words, tokenizer)
     head = (
-        f"# A student for {teacher} ({shape.model_type}, {shape.num_hidden_layers} layers of width {shape.hidden_size}), "
-        "written by\n"
+        f"# A student for {teacher} ({shape.model_type}, {shape.num_hidden_layers} layers of width "
+        f"{shape.hidden_size}), written by\n"
         f"#   spikeopd-train --suggest {teacher}\n"
         f"# {_tokens(words)}\n"
-        "# Choose data.source: text that the teacher knows. What is not named here is the paper's (spikeopd/config.py).\n"
+        "# Choose data.source: text that the teacher knows. "
+        "What is not named here is the paper's (spikeopd/config.py).\n"
     )
     text = head + dump_yaml(values)
     check_fit(_config(values), shape, words.vocab_size)
