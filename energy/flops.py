@@ -16,15 +16,14 @@ Biases, LayerNorm, softmax and activation functions are no matrix products and a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from spikeopd.contracts import ModelShape, parse_shape, projections
 from spikeopd.contracts.topology import SIZES, layer_macs, outer_macs
-from spikeopd.errors import InputError
-from spikeopd.files import find_model
+from spikeopd.errors import InputError, short
+from spikeopd.files import find_model, read_json
 
 OPT_POSITIONS = 2048
 OPT_VOCABULARY = 50272
@@ -76,9 +75,9 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
             raise InputError(f"{source} names a dense model: say with --num-steps how many steps T_s its student takes")
         return parse_shape(shape.to_dict(), source, num_steps)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot read the model config {path}: {error}") from error
+        raw = read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the model config {path}: {short(error)}") from error
     return parse_shape(raw, str(path), num_steps)
 
 
