@@ -424,6 +424,7 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
 
 def _entry_points(source: str) -> tuple[Any, Any]:
     cached = can_cache(__file__)
+
     # numba's cache looks at this file only. `source` is part of the cache's key because it is a closure variable, so
     # a change of the primitives, which are inlined here, is noticed too.
     @njit(nogil=True, cache=cached)
