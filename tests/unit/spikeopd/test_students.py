@@ -33,7 +33,8 @@ def test_a_good_config_is_read(tmp_path):
     [
         ("hidden_size", "8"), ("hidden_size", 8.0), ("hidden_size", True), ("hidden_size", 0), ("hidden_size", -8),
         ("hidden_size", 2**40), ("hidden_size", [8]), ("hidden_size", {}), ("hidden_size", "8" * 5000),
-        ("num_attention_heads", 0), ("num_attention_heads", 3), ("num_hidden_layers", 10**9), ("num_hidden_layers", "1"),
+        ("num_attention_heads", 0), ("num_attention_heads", 3), ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", "1"),
         ("vocab_size", 10**30), ("num_steps", 0), ("num_steps", 1 << 20), ("max_position_embeddings", -1),
         ("alpha", float("nan")), ("alpha", "0.9"), ("alpha", 2.0), ("alpha", None), ("threshold", 0), ("xi", 1e999),
         ("threshold", float("inf")), ("residual_write", "x"), ("distances", -1), ("model_type", ["bispikclm"]),
