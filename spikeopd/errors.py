@@ -146,7 +146,7 @@ def _prepare_streams() -> None:
 
 
 class _Terminal:
-    """stdout on a terminal: text of models and of strangers' files cannot move its cursor, or worse. Files get it raw."""
+    """stdout on a terminal: text of models and of strangers cannot move its cursor, or worse. A file gets it raw."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

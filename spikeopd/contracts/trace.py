@@ -162,23 +162,24 @@ def _read_array(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo, room: int, key: SiteKey | None, shape: ModelShape | None
 ) -> Array:
     """One member as an array. Its header is checked against the member's size, the room left and the model first."""
+    name = info.filename.removesuffix(".npy")
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)  # type: ignore[no-untyped-call]
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"array {info.filename!r}: version {version} of .npy")
+            raise ValueError(f"array {name!r}: version {version} of .npy")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         sizes, fortran, dtype = read(member)  # type: ignore[no-untyped-call]
         due = np.dtype(np.int64) if key is None else np.dtype(bool)
         axes = 1 if key is None else 4 if key[1] == "a" else 3
         if dtype != due or len(sizes) != axes or fortran and min(sizes) > 1:
-            raise ValueError(f"array {info.filename!r}: expected {due} in {axes} axes, found {dtype} {short(sizes)}")
+            raise ValueError(f"array {name!r}: expected {due} in {axes} axes, found {dtype} {short(sizes)}")
         if any(type(n) is not int or not 0 <= n < 1 << 40 for n in sizes):
-            raise ValueError(f"array {info.filename!r}: shape {short(sizes)}")
+            raise ValueError(f"array {name!r}: shape {short(sizes)}")
         count = math.prod(sizes) * due.itemsize
         if count > min(room, info.file_size):
-            raise ValueError(f"array {info.filename!r} claims {count} bytes, more than the file can hold")
+            raise ValueError(f"array {name!r} claims {count} bytes, more than the file can hold")
         if shape is not None and key is not None:
-            _check_sizes(info.filename, key, sizes, shape)
+            _check_sizes(name, key, sizes, shape)
         data = member.read(count)
     return np.frombuffer(data, due).reshape(sizes)
 

@@ -80,7 +80,8 @@ def test_unequal_widths_without_a_shape_are_the_readers_business(tmp_path):
     "member",
     [
         header((1 << 34,)), header((1 << 20, 1 << 10, 1 << 4)), header((1, T, 1 << 62)), header((-1, T, D)),
-        header((1, T, D)), b"", b"\x93NUMPY\x09\x00", header((1, T, D), "|O"), b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 70000,
+        header((1, T, D)), b"", b"\x93NUMPY\x09\x00", header((1, T, D), "|O"),
+        b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 70000,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"shape": SHAPE}])
