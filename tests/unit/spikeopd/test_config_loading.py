@@ -419,7 +419,8 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     "value",
     ["0x_", "0b_", "2020-99-99", "2020-01-01T99:99:99", "9" * 5000, "1:" * 3000, "[" * 5000, "{" * 5000, "&a [*a]",
-     "!!python/object/apply:os.system [id]", "!!binary x", "? [a]", "{[a]: 1}", "\x00", "\x1b[2J", "\ud800", "x" * 3_000_000,
+     "!!python/object/apply:os.system [id]", "!!binary x", "? [a]", "{[a]: 1}", "\x00", "\x1b[2J", "\ud800",
+     "x" * 3_000_000,
      "1e999", "nan", "- - - - 1", "%YAML 9.9", "..."],
 )  # fmt: skip
 def test_any_override_is_one_short_line(value):
