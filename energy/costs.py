@@ -6,7 +6,6 @@ not costed, never as free. The paper's two prices stand in `spikeopd.contracts`,
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from spikeopd.contracts import APPENDIX_E_PJ
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json
 
 # Every event that can be priced, and what one of it is.
 EVENTS = {
@@ -256,9 +256,9 @@ def load_costs(name: str | CostTable) -> CostTable:
     path = Path(name)
     if path.suffix == ".json" and path.is_file():
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"cost table {path} is not readable JSON: {error}") from error
+            raw = read_json(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cost table {path} is not readable JSON: {short(error)}") from error
         return parse_table(path.stem, raw)
     raise InputError(f"unknown cost table {name!r}: choose one of {', '.join(COSTS)}, or give a .json file")
 
@@ -277,18 +277,22 @@ def parse_table(name: str, raw: Any) -> CostTable:
         if key not in raw:
             raise InputError(f"cost table {name}: field {key!r} is missing")
     if not _is_number(raw["node_nm"]) or raw["node_nm"] <= 0:
-        raise InputError(f"cost table {name}: field 'node_nm' must be a number above 0, got {raw['node_nm']!r}")
+        raise InputError(
+            f"cost table {name}: field 'node_nm' must be a number above 0, got {short(repr(raw['node_nm']))}"
+        )
     notes = raw.get("price_notes", {})
     if not isinstance(notes, dict):
-        raise InputError(f"cost table {name}: field 'price_notes' must map events to notes, got {notes!r}")
+        raise InputError(f"cost table {name}: field 'price_notes' must map events to notes, got {short(repr(notes))}")
     prices = raw["prices_pj"]
     if not isinstance(prices, dict):
         raise InputError(f"cost table {name}: field 'prices_pj' must map events to pJ")
     for event, value in prices.items():
         if event not in EVENTS:
-            raise InputError(f"cost table {name}: unknown event {event!r} in 'prices_pj'; known: {', '.join(EVENTS)}")
+            raise InputError(
+                f"cost table {name}: unknown event {short(repr(event))} in 'prices_pj'; known: {', '.join(EVENTS)}"
+            )
         if not _is_number(value) or value < 0:
-            raise InputError(f"cost table {name}: prices_pj.{event} must be a number >= 0, got {value!r}")
+            raise InputError(f"cost table {name}: prices_pj.{event} must be a number >= 0, got {short(repr(value))}")
     for event in ("mac", "ac"):
         if event not in prices:
             raise InputError(f"cost table {name}: prices_pj.{event} is missing; both mac and ac are needed")

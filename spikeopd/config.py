@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spikeopd import options
-from spikeopd.errors import ConfigError, say
+from spikeopd.errors import ConfigError, say, short
 from spikeopd.options import opt
 from spikeopd.registry import DIVERGENCES, METHODS, NEURONS
 
@@ -350,7 +350,7 @@ def _overrides(overrides: Overrides, problems: list[str]) -> dict[str, Any]:
         if equals:
             values[key.strip()] = options.parse_scalar(text)
         else:
-            problems.append(f"override '{override}': expected section.key=value")
+            problems.append(f"override '{short(override)}': expected section.key=value")
     return values
 
 

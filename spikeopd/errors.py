@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 PIPE_CLOSED = 141
 # What a machine may refuse at any moment, and nobody's mistake in writing this program.
@@ -137,5 +138,22 @@ def _prepare_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
-        elif hasattr(stream, "reconfigure") and stream.errors != "backslashreplace":
+            continue
+        if hasattr(stream, "reconfigure") and stream.errors != "backslashreplace":
             stream.reconfigure(errors="replace")
+    if sys.stdout.isatty():
+        sys.stdout = cast(Any, _Terminal(sys.stdout))
+
+
+class _Terminal:
+    """stdout on a terminal: text of models and of strangers cannot move its cursor, or worse. A file gets it raw."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

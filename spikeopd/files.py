@@ -13,8 +13,9 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,41 @@ def sole_process(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(handle)
+
+
+class PrivateFolder:
+    """A temporary folder that is removed by `cleanup`, or when a process with the same prefix starts after a crash."""
+
+    def __init__(self, prefix: str) -> None:
+        import fcntl
+
+        _sweep(prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._handle = os.open(self.path, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks is never swept
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+
+    def cleanup(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _sweep(prefix: str) -> None:
+    """Remove the folders whose processes are gone: their locks went with them."""
+    import fcntl
+
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):  # another user's, or just removed by another process
+            if time.time() - path.stat().st_mtime < 60:  # it may be a moment before its owner locks it
+                continue
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def _umask() -> int:

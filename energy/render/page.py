@@ -178,8 +178,8 @@ def _figure(title: str, chart: str, caption: str) -> str:
 def _page(document: Document, sections: Sequence[str]) -> str:
     title, *facts = document.head
     css, script = (resources.files("energy").joinpath(f"data/page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    # "</" must not end the script element early; JSON reads "<\/" as the same text.
-    raw = json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+    # Neither "</script" nor "<!--<script" may be seen by the page's parser; JSON reads "\u003c" as the same text.
+    raw = json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     lines = "".join(f'<p class="soft">{html.escape(fact)}</p>' for fact in facts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'

@@ -238,7 +238,7 @@ def test_a_trace_that_is_not_this_runs_is_a_warning(fault: str, tmp_path, capsys
 
     spikes = tmp_path / "sub" / "spikes.npz"
     spikes.parent.mkdir()
-    np.savez_compressed(spikes, **{"0/0.h": np.arange(768).reshape(3, 4, 64) % 7 == 0})
+    np.savez_compressed(spikes, **{"0/0.h": np.arange(192).reshape(3, 4, 16) % 7 == 0})
     raw = make_run() | {"trace": "sub/spikes.npz"}
     if fault in ("missing", "other"):
         raw["trace_sha256"] = sha256(spikes)
@@ -248,7 +248,7 @@ def test_a_trace_that_is_not_this_runs_is_a_warning(fault: str, tmp_path, capsys
     if fault == "missing":
         spikes.unlink()
     elif fault == "other":
-        np.savez_compressed(spikes, **{"0/0.h": np.ones((3, 4, 64), bool)})
+        np.savez_compressed(spikes, **{"0/0.h": np.ones((3, 4, 16), bool)})
     elif fault == "damaged":
         data = bytearray(spikes.read_bytes())
         data[60:70] = bytes(10)

@@ -9,11 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from spikeopd.errors import InputError
-from spikeopd.files import check_new_directory, find_model, new_directory, read_json, remove_leftovers, sole_process
+from spikeopd.files import (
+    PrivateFolder,
+    check_new_directory,
+    find_model,
+    new_directory,
+    read_json,
+    remove_leftovers,
+    sole_process,
+)
 
 
 def tree(folder):
@@ -151,6 +161,33 @@ def test_the_second_process_is_refused_by_name_until_the_first_is_gone(tmp_path)
         with pytest.raises(InputError, match=f"process {os.getpid()} "), sole_process(tmp_path):
             pass
     assert not list(tmp_path.iterdir())
+
+
+def test_temporary_folders_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import sys, time; from spikeopd.files import PrivateFolder; f = PrivateFolder('spikeopd-x-'); print(f.path, "
+    )
+    code += "flush=True); time.sleep(60)"
+    folders = []
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+        )
+        for _ in range(2)
+    ]
+    for worker in workers:
+        folders.append(Path(worker.stdout.readline().decode().strip()))
+        os.utime(folders[-1], (0, 0))
+    workers[0].kill()
+    workers[0].communicate()
+    mine = PrivateFolder("spikeopd-x-")
+    assert [folder.exists() for folder in folders] == [False, True]
+    mine.cleanup()
+    mine.cleanup()
+    workers[1].kill()
+    workers[1].communicate()
+    assert not mine.path.exists()
 
 
 # --- what strangers write --------------------------------------------------------------------------------------------
