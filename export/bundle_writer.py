@@ -138,7 +138,9 @@ def seal(folder: Path, manifest: dict[str, Any]) -> None:
 def _write_nir(model: SpikeModel, folder: Path, options: BundleOptions) -> tuple[str, dict[str, Location]]:
     import nir
 
-    built = build_graph(model, profile=options.profile, neuron=options.neuron, context=options.context)
+    built = build_graph(
+        model, profile=options.profile, neuron=options.neuron, context=options.context, tokens=options.tokens
+    )
     # Uncompressed: weights hardly compress, and a reader can map them and check their size before it allocates.
     nir.write(folder / "model.nir", _Uncopied(built.graph), compression=None)
     return "model.nir", built.locations

@@ -85,7 +85,7 @@ class ModelConfig:
     word_embed_proj_dim: int | None = opt(None, "width of the token table (OPT-350M: 512)", PRESET, at_least=1)
     neuron: str = opt("lif", "neuron at every site", "paper Eq. lif", choices=NEURONS)
     num_steps: int = opt(4, "simulation steps T_s per token", STAGE1, at_least=1)
-    alpha: float = opt(0.9, "leak of the membrane per step", NOT_STATED, above=0.0, at_most=1.0)
+    alpha: float = opt(0.9, "what is left of the membrane after a step; below 1", NOT_STATED, above=0.0, at_most=1.0)
     threshold: float = opt(0.7, "firing threshold V at the start of training", NOT_STATED, above=0.0)
     xi: float = opt(2.0, "sharpness of the arctangent surrogate", STAGE1, above=0.0)
     grid_bits: int | None = opt(
@@ -436,6 +436,15 @@ def _check_heads(config: Config) -> list[str]:
     return []
 
 
+def _check_alpha(config: Config) -> list[str]:
+    if round(4096 * config.model.alpha) < 4096:
+        return []
+    return [
+        f"model.alpha: {config.model.alpha} rounds to a membrane without leak (4096 of 4096), which NIR's leaky "
+        "integrator cannot hold, so the student could not be exported; give at most 0.9998"
+    ]
+
+
 def _check_sequence_length(config: Config) -> list[str]:
     length, limit = config.data.sequence_length, config.model.max_position_embeddings or 0
     if config.train.stage != "2" and length > limit:
@@ -548,6 +557,7 @@ def _check_streams(config: Config) -> list[str]:
 
 # Each check with the options it reads: when one of them is unfit, the check would only speak of the default.
 CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
+    (_check_alpha, "model.alpha"),
     (_check_heads, "model.preset model.hidden_size model.num_attention_heads"),
     (_check_sequence_length, "model.preset model.max_position_embeddings data.sequence_length train.stage"),
     (

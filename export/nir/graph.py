@@ -16,7 +16,7 @@ primitive); their arrays travel in the root's metadata.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -72,6 +72,34 @@ INTEGER_NOTE = (
 )
 
 
+# The host's part as formulas; names are the arrays under `host` and the fields beside them. docs/formats.md repeats
+# them.
+HOST = {
+    "prompt": "tokens.bos, then the token ids of the text without special tokens; decoding ends at tokens.eos. Token i "
+    "(from 0) of the sequence has position i.",
+    "readout": "n = sum over the num_steps steps of the graph's output for the token; mu = mean(n) / unit; inv = 1 / "
+    "sqrt(mean(n**2) / unit**2 - mu**2 + epsilon). unit = num_steps; with readout 'residual' in int8 4096 * num_steps.",
+    "sampling": "Greedy: the largest logit, of equal ones the lowest token id. At temperature T: weights exp((logit - "
+    "max) / T) in order of token id, c their running sum, the first id with c > u * c[last]; u are the successive "
+    "random() of numpy.random.default_rng([seed, how often this prompt came before in the run, *prompt token ids]).",
+}
+EMBED = {
+    "int8": "e = (((table[x] P) * row_scale[x] * channel_gain + 2**(embedding_shift - 1)) >> embedding_shift) + "
+    "position[i], 64-bit integers, >> rounds towards minus infinity; P = project_in, or the identity.",
+    "float32": "e = (table[x] P) * channel_gain + position[i] in float32; P = project_in, or the identity.",
+}
+HEAD_GAMMA = (
+    "logit[v] = row_scale[v] * ((a[v] / unit - mu * g[v]) * inv) + bias[v] in float64, with the exact sums a[v] = "
+    "sum_k n[k] * gamma[k] * table[v, k] and g[v] = sum_k gamma[k] * table[v, k]; table is the embedding's."
+)
+HEAD_FEATURES = (
+    "y[k] = out_scale[k] * ((a[k] / unit - mu * p[k]) * inv) + out_bias[k] in float64, with a[k] = sum_i n[i] P[i, k], "
+    "p[k] = sum_i P[i, k], P = project_out or the identity; in int8 y is rounded to the nearest integer (halves to "
+    "even) and cut to -8191 .. 8191; logit[v] = row_scale[v] * sum_k y[k] * table[v, k] + bias[v]; table is the "
+    "embedding's."
+)
+
+
 @dataclass
 class _Builder:
     """Nodes and edges of one graph; names sort in the order of addition, which is topological up to the reset loop."""
@@ -117,18 +145,23 @@ class NirModel:
 
 
 def build_graph(
-    model: SpikeModel, *, profile: Profile = "cell", neuron: Neuron = "exact", context: int = 1
+    model: SpikeModel,
+    *,
+    profile: Profile = "cell",
+    neuron: Neuron = "exact",
+    context: int = 1,
+    tokens: Mapping[str, int] | None = None,
 ) -> NirModel:
-    """SpikeModel to NIR. `context` is the number of tokens of the unrolled profile."""
+    """SpikeModel to NIR. context: tokens of the unrolled profile; tokens: ids of bos and eos, for the host."""
     if not alpha_of(model) < 1:
         raise InputError("NIR's leaky integrator has no exact form for alpha = 1; train with alpha below 1")
     if profile == "cell":
-        return _cell(model, neuron)
+        return _cell(model, neuron, tokens or {})
     if not 1 <= context <= model.shape.max_position_embeddings:
         raise InputError(
             f"--context {context}: the unrolled profile takes 1 to {model.shape.max_position_embeddings} tokens"
         )
-    return _unrolled(model, neuron, context)
+    return _unrolled(model, neuron, context, tokens or {})
 
 
 def alpha_of(model: SpikeModel) -> float:
@@ -138,7 +171,7 @@ def alpha_of(model: SpikeModel) -> float:
 # --- profiles --------------------------------------------------------------------------------------------------------
 
 
-def _cell(model: SpikeModel, neuron: Neuron) -> NirModel:
+def _cell(model: SpikeModel, neuron: Neuron, tokens: Mapping[str, int]) -> NirModel:
     d = model.shape.hidden_size
     root = _Builder("/node", {})
     stream = root.add("current", nir.Input(np.array([d])))
@@ -154,10 +187,10 @@ def _cell(model: SpikeModel, neuron: Neuron) -> NirModel:
     note = {"warning": CELL_WARNING, "replicate": REPLICATE}
     if model.shape.distances:
         note["distance"] = DISTANCE
-    return _finish(root, model, neuron, "cell", 1, note)
+    return _finish(root, model, neuron, "cell", 1, note, tokens)
 
 
-def _unrolled(model: SpikeModel, neuron: Neuron, context: int) -> NirModel:
+def _unrolled(model: SpikeModel, neuron: Neuron, context: int, tokens: Mapping[str, int]) -> NirModel:
     d = model.shape.hidden_size
     root = _Builder("/node", {})
     whole = root.add("current", nir.Input(np.array([context * d])))
@@ -171,7 +204,7 @@ def _unrolled(model: SpikeModel, neuron: Neuron, context: int) -> NirModel:
     # Readers add up what enters a node, but not all of them what enters an Output.
     whole = root.add("all_tokens", nir.Scale(np.ones(context * d, np.float32)), *joined)
     root.add(_output_name(model), nir.Output(np.array([context * d])), whole)
-    return _finish(root, model, neuron, "unrolled", context, {})
+    return _finish(root, model, neuron, "unrolled", context, {}, tokens)
 
 
 def _output_name(model: SpikeModel) -> str:
@@ -190,7 +223,13 @@ def _readout(root: _Builder, model: SpikeModel, neuron: Neuron, stream: str) -> 
 
 
 def _finish(
-    root: _Builder, model: SpikeModel, neuron: Neuron, profile: Profile, context: int, note: dict[str, str]
+    root: _Builder,
+    model: SpikeModel,
+    neuron: Neuron,
+    profile: Profile,
+    context: int,
+    note: dict[str, str],
+    tokens: Mapping[str, int],
 ) -> NirModel:
     """Root metadata: what the file is, and the host's arrays. Only strings, numbers, arrays and nested dicts."""
     about: dict[str, Any] = {
@@ -207,10 +246,17 @@ def _finish(
         "epsilon": float(model.head.epsilon),
         "input": "embedding current of each token in residual units, held for num_steps steps",
         "output": OUTPUTS[model.shape.readout],
+        "host": {
+            **HOST,
+            "embedding": EMBED[model.precision],
+            "head": HEAD_FEATURES if model.head.gamma is None else HEAD_GAMMA,
+        },
         **note,
     }
     if model.precision == "int8":
         about |= {"decay_numerator": int(model.decay), "decay_bits": DECAY_BITS, "integers": INTEGER_NOTE}
+    if tokens:
+        about["tokens"] = {name: int(value) for name, value in tokens.items()}
     host: dict[str, Any] = {}
     distance: dict[str, Any] = {}
     for name, array in model_arrays(model).items():

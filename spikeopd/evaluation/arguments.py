@@ -106,6 +106,11 @@ def _zeroshot_arguments(parser: argparse.ArgumentParser) -> None:
     )
     renamed(parser, "--data-dir", "--benchmarks", metavar="DIR")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each task")
+    parser.add_argument(
+        "--against",
+        metavar="MODEL",
+        help="count the answers that differ from this model's: a bundle against its student",
+    )
     parser.add_argument("--metric", choices=("acc", "acc_norm"), default="acc", help="of the table (default: acc)")
     parser.add_argument(
         "--seeds",

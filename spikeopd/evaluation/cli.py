@@ -62,6 +62,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
         batch_size=arguments.batch_size,
         progress=_progress(log, "request"),
         note=lambda line: log.note(f"{PROG}: {line}"),
+        against=arguments.against,
     )
     _finish(arguments, log, report)
 

@@ -26,6 +26,7 @@ DEFINITIONS = {
     "acc_norm": "the same after dividing by the choice's length in characters (harness metric acc_norm)",
     "average": "unweighted mean over the tasks; a task without the metric counts with acc",
     "sd": "sample standard deviation over the seeds",
+    "flips": "questions to which the two models give different answers (choice of the largest log-likelihood)",
 }
 
 
@@ -51,8 +52,12 @@ def evaluate(
     limit: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    answers: bool = False,
 ) -> dict[str, Any]:
-    """Score one model. With `data_dir` nothing is asked of the network."""
+    """Score one model. With `data_dir` nothing is asked of the network.
+
+    answers: also which choice it took and whether that was right, for each question of each task.
+    """
     files = data_files(data_dir, benchmarks) if data_dir else {}
     try:
         from lm_eval import simple_evaluate
@@ -76,7 +81,7 @@ def evaluate(
                 tasks=specs,
                 num_fewshot=0,
                 limit=limit,
-                log_samples=False,
+                log_samples=answers,
                 task_manager=TaskManager(include_defaults=False),
             )
         except (ConnectionError, OSError) as error:
@@ -97,7 +102,24 @@ def evaluate(
         "truncated_requests": lm.truncated,
         "bos": f"{lm._bos!r} in front of every text",
         "harness": {"lm_eval": _harness_version(), "tasks": {name: output["versions"][name] for name in tasks}},
+        **({"answers": {name: _answers(output["samples"][name]) for name in tasks}} if answers else {}),
     }
+
+
+def _answers(samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, bool]]:
+    """(choice of the largest log-likelihood, whether it is right) by question; of equal ones the first."""
+    found = {}
+    for sample in samples:
+        likelihoods = [float(response[0]) for response in sample["filtered_resps"]]
+        found[sample["doc_id"]] = (likelihoods.index(max(likelihoods)), bool(sample["acc"]))
+    return [found[question] for question in sorted(found)]
+
+
+def flips(ours: Sequence[tuple[int, bool]], theirs: Sequence[tuple[int, bool]]) -> dict[str, int]:
+    """How many answers of `theirs` are others in `ours`, and what that does to their being right."""
+    pairs = [(mine, other) for mine, other in zip(ours, theirs, strict=True) if mine[0] != other[0]]
+    lost, won = (sum(mine[1] is right and other[1] is not right for mine, other in pairs) for right in (False, True))
+    return {"questions": len(ours), "flips": len(pairs), "right_to_wrong": lost, "wrong_to_right": won}
 
 
 def report(
@@ -113,18 +135,30 @@ def report(
     batch_size: int | None = None,
     progress: Progress | None = None,
     note: Note = lambda line: None,
+    against: str | None = None,
 ) -> Report:
-    """Score the runs (`models_of`), each opened by `load`; mean and spread over them, the paper's rows beside."""
+    """Score the runs (`models_of`), each opened by `load`; mean and spread over them, the paper's rows beside.
+
+    against: another model, as the student a bundle was exported from; answers that differ are counted.
+    """
     results: list[dict[str, Any]] = []
+    lines: list[str] = []
     for seed, run in runs:
         model = load(run)
         limits = Limits.on(model.about.get("device", "cpu"), batch_size)
-        result = evaluate(model, benchmarks, data_dir=data_dir, limit=limit, limits=limits, progress=progress)
+        score = partial(evaluate, benchmarks=benchmarks, data_dir=data_dir, limit=limit, progress=progress)
+        result = score(model, limits=limits, answers=against is not None)
         if result["truncated_requests"]:
             note(
                 f"{run}: {result['truncated_requests']} requests were longer than the model's "
                 f"{model.scorer.max_length} positions and lost their beginning"
             )
+        if against is not None:
+            name_of_other = against.replace("{seed}", str(seed))
+            other = load(name_of_other)
+            there = score(other, limits=Limits.on(other.about.get("device", "cpu"), batch_size), answers=True)
+            result["against"] = _against(name_of_other, result, there, metric)
+            lines.append(_flip_line(run, result["against"]))
         results.append({"model": run, "seed": seed, **model.about, **result})
     shape = results[0]["shape"]
     rows, scale = paper.rows(beside, shape), paper.scale_of(shape)
@@ -142,12 +176,30 @@ def report(
             "rows": [row.to_dict() for row in rows],
         },
     }
-    lines = [table(name, summary, rows)]
+    lines.insert(0, table(name, summary, rows))
     if limit is not None:
         lines.append(f"note: only the first {limit} questions of each task: not comparable with full results")
     if rows and scale is None:
         lines.append("note: this model has none of the paper's sizes; its rows are there for orientation")
     return Report(summary, "\n".join(lines))
+
+
+def _against(name: str, here: dict[str, Any], there: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """The comparison of a summary; single answers are not kept."""
+    answers = here.pop("answers")
+    tasks = {task: flips(answers[task], there["answers"][task]) for task in answers}
+    counted = {key: sum(task[key] for task in tasks.values()) for key in next(iter(tasks.values()))}
+    both = {"average": average(there["tasks"], metric), "average_here": average(here["tasks"], metric)}
+    return {"model": name, "tasks": tasks, **counted, **both}
+
+
+def _flip_line(run: str, found: Mapping[str, Any]) -> str:
+    share = 100 * found["flips"] / found["questions"]
+    return (
+        f"{run} against {found['model']}: {found['flips']} of {found['questions']} answers flip ({share:.1f} %), "
+        f"{found['right_to_wrong']} from right to wrong, {found['wrong_to_right']} from wrong to right; average "
+        f"{100 * found['average_here']:.1f} against {100 * found['average']:.1f}"
+    )
 
 
 def _numbers(output: Mapping[str, Any], name: str) -> dict[str, Any]:

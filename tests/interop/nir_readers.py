@@ -46,20 +46,23 @@ class Multiply(torch.nn.Module):
         return self.scale * x
 
 
-def affine(node: nir.Affine) -> torch.nn.Linear:
-    """nirtorch 2.6 forgets an Affine's bias (it sets `weight.bias`); files with biases need this fourth entry."""
-    module = torch.nn.Linear(node.weight.shape[1], node.weight.shape[0])
-    module.weight.data, module.bias.data = torch.from_numpy(node.weight), torch.from_numpy(node.bias)
+def linear(node: nir.Linear | nir.Affine) -> torch.nn.Linear:
+    """nirtorch 2.6 keeps a file's int8 weights, which torch refuses, and forgets an Affine's bias (`weight.bias`)."""
+    bias = isinstance(node, nir.Affine)
+    module = torch.nn.Linear(node.weight.shape[1], node.weight.shape[0], bias=bias)
+    module.weight.data = torch.from_numpy(node.weight).float()
+    if bias:
+        module.bias.data = torch.from_numpy(node.bias).float()
     return module
 
 
-THREE = {nir.LI: LeakyIntegrator, nir.Threshold: Fire, nir.Scale: Multiply}
+FIVE = {nir.LI: LeakyIntegrator, nir.Threshold: Fire, nir.Scale: Multiply, nir.Linear: linear, nir.Affine: linear}
 
 
-def run_nirtorch(path: str, inputs: np.ndarray, node_map: dict) -> np.ndarray:
+def run_nirtorch(path: str, inputs: np.ndarray) -> np.ndarray:
     import nirtorch
 
-    module = nirtorch.nir_to_torch(path, node_map)
+    module = nirtorch.nir_to_torch(path, FIVE)
     return step_through(module, inputs)
 
 
@@ -84,7 +87,24 @@ def ffn(path: str, layer: int = 0) -> nir.NIRGraph:
     return nir.NIRGraph.from_list(chosen["w_1"], chosen["f_lif"], chosen["w_2"], chosen["y_lif"])
 
 
+def run_tokens(path: str, inputs: np.ndarray, reset: bool, steps: int = 4) -> np.ndarray:
+    """Token after token through one imported network: snnTorch's neurons remember, and the model's start at rest."""
+    import snntorch
+
+    net, outputs = patched_snntorch(path, True), []
+    for start in range(0, len(inputs), steps):
+        for module in net.modules():
+            if reset and isinstance(module, snntorch.Leaky):
+                module.reset_mem()
+        outputs.append(step_through(net, inputs[start : start + steps]))
+    return np.concatenate(outputs)
+
+
 def run_snntorch(path: str, inputs: np.ndarray, patched: bool) -> np.ndarray:
+    return step_through(patched_snntorch(path, patched), inputs)
+
+
+def patched_snntorch(path: str, patched: bool) -> torch.nn.Module:
     import snntorch
     from snntorch.import_nir import import_from_nir
 
@@ -96,7 +116,7 @@ def run_snntorch(path: str, inputs: np.ndarray, patched: bool) -> np.ndarray:
                 module.reset_mechanism = "subtract"
                 module.state_function = module._base_sub
                 module.reset_delay = True
-    return step_through(net, inputs)
+    return net
 
 
 def run_spikingjelly(path: str, inputs: np.ndarray, patched: bool) -> np.ndarray:
@@ -121,8 +141,9 @@ def run_spikingjelly(path: str, inputs: np.ndarray, patched: bool) -> np.ndarray
 
 
 TOOLS = {
-    "nirtorch": lambda path, inputs: run_nirtorch(path, inputs, THREE),
-    "nirtorch-affine": lambda path, inputs: run_nirtorch(path, inputs, {**THREE, nir.Affine: affine}),
+    "nirtorch": run_nirtorch,
+    "snntorch-reset": lambda path, inputs: run_tokens(path, inputs, True),
+    "snntorch-carried": lambda path, inputs: run_tokens(path, inputs, False),
     "snntorch": lambda path, inputs: run_snntorch(path, inputs, False),
     "snntorch-patched": lambda path, inputs: run_snntorch(path, inputs, True),
     "spikingjelly": lambda path, inputs: run_spikingjelly(path, inputs, False),

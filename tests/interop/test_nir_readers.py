@@ -60,8 +60,7 @@ def test_nirtorch_executes_the_exact_file(tmp_path, bias):
     model = lower(small_student(dyadic=True, alpha=0.5, bias=bias), "float32").model
     ids = tokens(3)
     write_bundle(model, tmp_path / "b", BundleOptions(profile="unrolled", context=3))
-    tool = "nirtorch-affine" if bias else "nirtorch"
-    out = run_tool(tool, tmp_path / "b" / "model.nir", currents(model, ids), tmp_path)
+    out = run_tool("nirtorch", tmp_path / "b" / "model.nir", currents(model, ids), tmp_path)
     _, trace = TorchReference(model).run(ids)
     want = np.concatenate(trace.sites[1, "h"], 1)
     assert 0.05 < want.mean() < 0.95
@@ -73,9 +72,20 @@ def test_nirtorch_executes_the_second_form(tmp_path, profile):
     model = lower(small_student(dyadic=True, alpha=0.5, **PLUS), "float32").model
     ids = tokens(3 if profile == "unrolled" else 1)
     write_bundle(model, tmp_path / "b", BundleOptions(profile=profile, context=len(ids)))
-    out = run_tool("nirtorch-affine", tmp_path / "b" / "model.nir", currents(model, ids), tmp_path)
+    out = run_tool("nirtorch", tmp_path / "b" / "model.nir", currents(model, ids), tmp_path)
     want = TorchReference(model).readout(ids).reshape(out.shape)
     assert np.array_equal(out, want)
+
+
+@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+def test_nirtorch_executes_the_default_export(tmp_path, form):
+    """int8 weights and all: as real numbers, as the literal runner does (docs/export.md says what that leaves out)."""
+    model = lower(small_student(alpha=0.5, **form), "int8").model
+    given = currents(model, tokens(1, seed=4))
+    write_bundle(model, tmp_path / "b")
+    out = run_tool("nirtorch", tmp_path / "b" / "model.nir", given, tmp_path)
+    want = Runner(nir.read(tmp_path / "b" / "model.nir"), DT).run(given)
+    assert want.any() and np.array_equal(out, want)
 
 
 def test_nirtorch_executes_the_nested_cell(tmp_path):
@@ -85,6 +95,16 @@ def test_nirtorch_executes_the_nested_cell(tmp_path):
     out = run_tool("nirtorch", tmp_path / "b" / "model.nir", currents(model, ids), tmp_path)
     _, trace = TorchReference(model).run(ids)
     assert np.array_equal(out > 0, trace.sites[1, "h"][0])
+
+
+def test_snntorch_keeps_its_membranes_from_token_to_token_unless_it_is_reset(tmp_path):
+    model = lower(small_student(dyadic=True, alpha=0.5), "float32").model
+    write_bundle(model, tmp_path / "b", BundleOptions(neuron="lif"))
+    _, trace = TorchReference(model).run(tokens(8))
+    spikes, ours = (np.concatenate(trace.sites[0, site]) for site in ("x", "y"))
+    path = tmp_path / "b" / "model.nir"
+    assert np.array_equal(run_tool("snntorch-reset", path, spikes.astype(np.float32), tmp_path) > 0, ours)
+    assert not np.array_equal(run_tool("snntorch-carried", path, spikes.astype(np.float32), tmp_path) > 0, ours)
 
 
 @pytest.fixture

@@ -179,6 +179,11 @@ NO_STAGE2_WEIGHT = ["stage2.teacher_coef=0", "stage2.ref_coef=0", "stage2.spike_
             "model.hidden_size: 128 is not a multiple of model.num_attention_heads = 3",
         ),
         (
+            ["model.alpha=0.9999"],
+            "model.alpha: 0.9999 rounds to a membrane without leak (4096 of 4096), which NIR's leaky integrator cannot "
+            "hold, so the student could not be exported; give at most 0.9998",
+        ),
+        (
             ["data.sequence_length=300"],
             "data.sequence_length: 300 exceeds model.max_position_embeddings = 256",
         ),

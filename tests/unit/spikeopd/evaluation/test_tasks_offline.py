@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from spikeopd.evaluation import paper
 from spikeopd.evaluation.models import Model, open_model
 from spikeopd.evaluation.scoring import Scored
 from spikeopd.evaluation.tasks import BENCHMARKS, choose, data_files
-from spikeopd.evaluation.zeroshot import aggregate, evaluate, models_of, table
+from spikeopd.evaluation.zeroshot import aggregate, evaluate, flips, models_of, report, table
 from spikeopd.text.sources import open_source
 from spikeopd.text.tokenizer import load_tokenizer
 
@@ -117,6 +118,31 @@ def test_a_real_model_gives_the_same_scores_in_any_batch(checkpoint, tmp_path, n
         evaluate(model, tasks, data_dir=folder, limits=limits)["tasks"] for limits in (None, Limits(sequences=1))
     ]
     assert results[0] == results[1]
+
+
+def test_answers_that_flip_by_hand():
+    ours = [(0, True), (1, False), (2, True), (3, False), (0, False)]
+    theirs = [(0, True), (2, True), (1, False), (1, False), (0, False)]
+    assert flips(ours, theirs) == {"questions": 5, "flips": 3, "right_to_wrong": 1, "wrong_to_right": 1}
+
+
+def test_a_model_against_another(tmp_path, no_network):
+    """The shortest choice against the longest: every answer flips but WinoGrande's, where lengths tie."""
+    folder = write_items(tmp_path / "data")
+
+    def load(name: str) -> Model:
+        return replace(by_length(-1 if name == "short" else +1), about={"shape": {}})
+
+    told = report("short", [(None, "short")], load, choose(["piqa", "winogrande"]), data_dir=folder, beside="none",
+                  against="long")  # fmt: skip
+    (run,) = told.summary["runs"]
+    assert run["against"]["tasks"]["piqa"] == {
+        "questions": 2, "flips": 2, "right_to_wrong": 1, "wrong_to_right": 1,
+    }  # fmt: skip
+    assert run["against"]["tasks"]["winogrande"]["flips"] == 0 and "answers" not in run
+    assert "short against long: 2 of 4 answers flip (50.0 %), 1 from right to wrong, 1 from wrong to right" in told.text
+    plain = report("short", [(None, "short")], load, choose(["piqa"]), data_dir=folder, beside="none")
+    assert "against" not in plain.summary["runs"][0] and "flip" not in plain.text
 
 
 def test_missing_files_are_all_named_with_their_origin(tmp_path):
