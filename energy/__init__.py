@@ -5,7 +5,9 @@
     report.save("energy.html")                # .txt .json .csv .md .tex .html
 
 `costs` holds the prices, `flops` counts dense work in closed form, `models` turns events into energy, `assembly` makes
-a report of them, `comparison` and `paper` set reports side by side, `render` shows. numpy only; command: `cli`.
+a report of them, `comparison` and `paper` set reports side by side, `render` shows. `memory` bills what is read and
+written too, `twin` sets a student beside its quantised twin, `audit` asks which conventions give a printed energy.
+numpy only; command: `cli`.
 """
 
 from importlib import import_module
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from energy import costs as costs
-    from energy.api import Comparison, Report, compare, estimate, report
+    from energy.api import Comparison, Report, break_even, compare, compare_twins, estimate, report
 
-__all__ = ["Comparison", "Report", "compare", "costs", "estimate", "report"]
+__all__ = ["Comparison", "Report", "break_even", "compare", "compare_twins", "costs", "estimate", "report"]
 
 
 def __getattr__(name: str) -> Any:

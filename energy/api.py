@@ -12,12 +12,14 @@ from typing import Any, Protocol
 
 from energy.assembly import Options, report_rates, report_run
 from energy.comparison import compare_rows
-from energy.costs import CostTable, load_costs, load_memory
-from energy.flops import dense_shape, load_shape, load_teacher_shape, published_name
+from energy.costs import CostTable, Placement, load_costs, load_memory, load_placement
+from energy.flops import dense_shape, keys_of_sequence, load_shape, load_teacher_shape, published_name
+from energy.memory import counted_work, estimated_work
 from energy.models import Hops
 from energy.rates import load_rates
 from energy.render.document import Document
 from energy.render.tables import compare_table, headline, report_csv, report_tables
+from energy.twin import FairComparison, Subject, break_even_document, fair_document
 from spikeopd.contracts import ModelShape, Run, load_run, parse_run
 from spikeopd.errors import InputError
 
@@ -150,10 +152,8 @@ def estimate(
     prompt     how many of the tokens are prompt; all of them unless said
     num_steps  T_s, where the config has none
     """
-    shape = config if isinstance(config, ModelShape) else load_shape(os.fspath(config), num_steps)
+    shape = _student_shape(config, num_steps, context)
     prompt = context if prompt is None else prompt
-    if not 1 <= context <= shape.max_position_embeddings:
-        raise InputError(f"the context must lie between 1 and the model's {shape.max_position_embeddings}: {context}")
     if not 0 <= prompt <= context:
         raise InputError(f"the prompt must lie between 0 and the context of {context} tokens: {prompt}")
     if name is None:
@@ -190,6 +190,90 @@ def compare(
     head = ("Energy compared", f"costs: {table.name}, {table.node_nm:g} nm; {table.citation}")
     inputs = tuple(path for run in runs for path in _inputs(run, costs, teacher or ""))
     return Comparison(head, (compare_table(rows),), "", inputs, rows)
+
+
+def compare_twins(
+    sources: Sequence[Source] | Mapping[str, Source] = (),
+    *,
+    configs: Sequence[str | os.PathLike[str] | ModelShape] = (),
+    rates: float | str | Mapping[str, Any] | None = None,
+    context: int | None = None,
+    num_steps: int | None = None,
+    teacher: str | ModelShape | None = None,
+    spikegpt: bool = False,
+    placement: str | Placement = "cores",
+    costs: str | CostTable = "horowitz45",
+    memory: str = "sram-1mb",
+    hops: tuple[float, float] | Hops = (0.0, 0.0),
+) -> FairComparison:
+    """Students beside their quantised twins and their teachers in int8 and fp32, memory inside the bill.
+
+    sources    runs, as in `compare`, whose table stands first
+    configs    instead of runs, or beside them: shapes at `rates` over `context` tokens, as in `estimate`
+    placement  where weights, cache and neurons lie: a name of `energy.costs.PLACEMENTS`
+    """
+    subjects, first, inputs = [], [], _files(*configs, rates, teacher)
+    if sources:
+        named = sources.items() if isinstance(sources, Mapping) else [(None, source) for source in sources]
+        runs = [as_run(source, name) for name, source in named]
+        told = compare(runs, teacher=teacher, spikegpt=spikegpt, costs=costs, memory=memory, hops=hops)
+        first, inputs = list(told.tables), inputs + told.inputs
+        subjects = [_counted(run, teacher or "matched") for run in runs]
+    for config in configs:
+        if rates is None or context is None:
+            raise InputError("a config needs rates and a context")
+        subjects.append(_estimated(config, rates, context, num_steps, teacher or "matched"))
+    if not subjects:
+        raise InputError("nothing to compare: give at least one run or one config")
+    return fair_document(subjects, load_placement(placement), spikegpt=spikegpt, first=first, inputs=inputs)
+
+
+def break_even(
+    source: Source | None = None,
+    *,
+    config: str | os.PathLike[str] | ModelShape | None = None,
+    rates: float | str | Mapping[str, Any] | None = None,
+    context: int | None = None,
+    num_steps: int | None = None,
+    teacher: str | ModelShape = "matched",
+    placement: str | Placement = "cores",
+) -> FairComparison:
+    """The firing rates below which a student costs less than its twin and teachers, and where it stands.
+
+    Of a run (`source` as in `report`), or of a shape at given rates (as in `estimate`).
+    """
+    place = load_placement(placement)
+    if source is not None:
+        run = as_run(source)
+        return break_even_document(_counted(run, teacher), place, _inputs(run, teacher))
+    if config is None or rates is None or context is None:
+        raise InputError("give a run, or a config with its rates and a context")
+    subject = _estimated(config, rates, context, num_steps, teacher)
+    return break_even_document(subject, place, _files(config, rates, teacher))
+
+
+def _counted(run: Run, teacher: str | ModelShape) -> Subject:
+    return Subject(run.name, counted_work(run), "counted", *find_teacher(teacher, run.shape))
+
+
+def _estimated(
+    config: str | os.PathLike[str] | ModelShape,
+    rates: float | str | Mapping[str, Any],
+    context: int,
+    num_steps: int | None,
+    teacher: str | ModelShape,
+) -> Subject:
+    shape = _student_shape(config, num_steps, context)
+    name = "a shape" if isinstance(config, ModelShape) else Path(config).name
+    work = estimated_work(shape, load_rates(rates, shape), context, keys_of_sequence(context))
+    return Subject(name, work, "rates", *find_teacher(teacher, shape))
+
+
+def _student_shape(config: str | os.PathLike[str] | ModelShape, num_steps: int | None, context: int) -> ModelShape:
+    shape = config if isinstance(config, ModelShape) else load_shape(os.fspath(config), num_steps)
+    if not 1 <= context <= shape.max_position_embeddings:
+        raise InputError(f"the context must lie between 1 and the model's {shape.max_position_embeddings}: {context}")
+    return shape
 
 
 def as_run(source: Source, name: str | None = None) -> Run:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, CostTable, MemoryLevel
+from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, PLACEMENTS, CostTable, MemoryLevel
 from energy.flops import keys_of_sequence, opt_bytes, opt_macs, opt_parameters
+from energy.memory import CONVENTIONS, Work, counted_work, estimated_work, student_tally, twin_bits, twin_tally
+from energy.memory import total as billed
 from energy.models import (
     NO_HOPS,
     Check,
@@ -105,6 +107,7 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
     source = {"kind": "run"} | source
     report = _assemble(run.shape, run.num_sequences, scopes, rates, options, source, site_rates)
     report["alternatives"] = _alternatives(run, options)
+    report["twin"] = _twin(counted_work(run))
     energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
     columns = {name: np.asarray(values).tolist() for name, values in vars(run.per_token).items()}
     columns["energy_pj"] = energies.tolist()
@@ -131,8 +134,9 @@ def report_rates(
         rate = fired / slots if slots else 0.0
         scopes.append(Scope(scope, tokens, keys, rate, count(lines, "neuron_active"), lines, lines, [], None))
     source = {"kind": "rates", "name": name, "backend": "none", "precision": "none", "complete": True, "bundle": {}}
-    report = _assemble(shape, 1, scopes, rates, options, source)
+    report, whole = _assemble(shape, 1, scopes, rates, options, source), scopes[-1]
     report["alternatives"], report["tokens"] = [], []
+    report["twin"] = _twin(estimated_work(shape, rates, whole.tokens, whole.keys))
     return report
 
 
@@ -339,6 +343,27 @@ def _alternatives(run: Run, options: Options) -> list[dict[str, Any]]:
         {"name": name, "meaning": meaning, "energy_pj": base + change, "change_pj": change}
         for name, meaning, change in rows
     ]
+
+
+def _twin(work: Work) -> dict[str, Any]:
+    """The fair ratio beside the one against the float teacher: with memory, against a quantised twin of as many levels.
+
+    Everything else about it is in `energy.twin`; the prices are its own, whatever table the report is under.
+    """
+    placement = PLACEMENTS["cores"]
+    students = {name: billed(student_tally(work, name), placement) for name in CONVENTIONS}
+    twins = {"dense": {name: billed(twin_tally(work), placement) for name in CONVENTIONS}}
+    twins["zeros_skipped"] = {name: billed(twin_tally(work, name), placement) for name in CONVENTIONS}
+    return {
+        "placement": placement.name,
+        "weight_bits": 8,
+        "activation_bits": twin_bits(work.shape.num_steps),
+        "basis": "computed from shapes, not trained",
+        "over_student": {
+            kind: {name: _per(energy, students[name]) for name, energy in energies.items()}
+            for kind, energies in twins.items()
+        },
+    }
 
 
 def _memory(scopes: Sequence[Scope], options: Options) -> dict[str, Any]:

@@ -22,7 +22,10 @@ _EXAMPLES = {
     "report": f"{PROG} report {EXAMPLE_FILE} --costs loihi\n  {PROG} report --config opt-125m --num-steps 4 "
     "--rates 0.17 --context 512",
     "compare": f"{PROG} compare ours={EXAMPLE_FILE} again={EXAMPLE_FILE} --teacher matched\n  "
-    f"{PROG} compare {EXAMPLE_FILE} --teacher opt-125m --spikegpt --format markdown",
+    f"{PROG} compare --twin --config opt-125m,opt-350m,opt-1.3b --num-steps 4 --rates 0.17 --context 512",
+    "breakeven": f"{PROG} breakeven {EXAMPLE_FILE}\n  {PROG} breakeven --config opt-125m --num-steps 4 --rates 0.17 "
+    "--context 512 --output breakeven.html",
+    "audit": f"{PROG} audit\n  {PROG} audit paper --format markdown",
     "paper": f"{PROG} paper\n  {PROG} paper --format markdown --output paper_energy_table.md",
     "costs": f"{PROG} costs\n  {PROG} costs --format json",
     "example": f"{PROG} example\n  {PROG} example --output runs/{EXAMPLE_FILE}",
@@ -55,6 +58,10 @@ _RATES: tuple[_Option, ...] = (
     ("--prompt", "P", int, "with --config: how many of them are prompt (default: all)"),
     ("--num-steps", "T", int, "with --config: T_s, if the config has none"),
 )
+_PLACEMENT: _Option = (
+    "--placement", "NAME", str, "where weights, cache and neurons lie: cores (default), chip or dram; see `costs`"
+)  # fmt: skip
+_SHAPES = tuple(option for option in _RATES if option[0] != "--prompt")
 _TEACHER = "opt-125m, opt-350m, opt-1.3b, a model folder or its config.json (OPT, Llama family, GPT-2, GPT-NeoX), or "
 _TEACHER += "`matched`: OPT of the student's shape (default)"
 _BESIDE = "add a row for this teacher over the first run's tokens (`matched`: OPT of its shape)"
@@ -64,7 +71,15 @@ _COMMANDS: dict[str, tuple[str, tuple[_Option, ...]]] = {
         "Energy of one run, or of given firing rates.",
         (*_RATES, ("--teacher", "NAME", str, _TEACHER), *_PRICING),
     ),
-    "compare": ("Several runs side by side, per token.", (("--teacher", "NAME", str, _BESIDE), *_PRICING)),
+    "compare": (
+        "Several runs side by side, per token; with --twin beside their quantised twins, memory inside.",
+        (("--teacher", "NAME", str, _BESIDE), *_PRICING, _PLACEMENT, *_SHAPES),
+    ),
+    "breakeven": (
+        "The firing rates below which a student costs less than its quantised twin and its teacher, with memory.",
+        (*_SHAPES, ("--teacher", "NAME", str, _TEACHER), _PLACEMENT),
+    ),
+    "audit": ("Which conventions give the energies that a publication prints, and which cannot.", ()),
     "paper": ("The paper's efficiency columns, recomputed.", (("--tokens", "N", int, _TOKENS),)),
     "costs": ("The cost tables with process node, source and how each figure was verified.", ()),
     "example": (
@@ -87,7 +102,14 @@ def _main(argv: Sequence[str] | None) -> int:
     if arguments.command == "example":
         _example(arguments)
     else:
-        make = {"report": _report, "compare": _compare, "paper": _paper, "costs": _costs}[arguments.command]
+        make = {
+            "report": _report,
+            "compare": _compare,
+            "breakeven": _break_even,
+            "audit": _audit,
+            "paper": _paper,
+            "costs": _costs,
+        }[arguments.command]
         _emit(arguments, make(arguments))
     return 0
 
@@ -104,10 +126,15 @@ def build_parser() -> argparse.ArgumentParser:
         for flag, metavar, kind, text in options:
             command.add_argument(flag, metavar=metavar, type=kind, help=text)
         if name == "compare":
-            command.add_argument("runs", nargs="+", metavar="[NAME=]RUN.json", help="runs, each with a name if wanted")
+            command.add_argument("runs", nargs="*", metavar="[NAME=]RUN.json", help="runs, each with a name if wanted")
+            command.add_argument("--twin", action="store_true", help="add quantised twins, int8 and fp32 teachers, and "
+                                 "break-even rates, with memory; --config may then name several, as A,B,C")  # fmt: skip
             command.add_argument("--spikegpt", action="store_true", help="add rows for the shapes of SpikeGPT 46M and "
                                  "216M at the first run's rate")  # fmt: skip
-        if name == "report":
+        if name == "audit":
+            command.add_argument("cases", nargs="*", metavar="FILE.json", help="a printed table (docs/energy.md), or a "
+                                 "shipped case by name; without any, all shipped cases")  # fmt: skip
+        if name in ("report", "breakeven"):
             command.add_argument("run", nargs="?", metavar="RUN.json", help="a run of spikeopd-run-lava")
         if name != "example":
             command.add_argument("--format", choices=FORMATS, help="default: from the ending of --output, else text")
@@ -132,21 +159,38 @@ def _parser(make: Any, name: str, description: str, **options: str) -> argparse.
 def _report(arguments: argparse.Namespace) -> Document:
     import energy
 
-    flags = _given(arguments, "config", "rates", "context", "prompt", "num_steps")
+    flags = _run_or_rates(arguments, "config", "rates", "context", "prompt", "num_steps")
     options = _given(arguments, "costs", "memory", "hops", "teacher")
+    return energy.estimate(**flags, **options) if flags else energy.report(arguments.run, **options)
+
+
+def _run_or_rates(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The flags of an estimate; none if a run is given instead."""
+    flags = _given(arguments, *names)
     if arguments.run is not None:
         if flags:
             name = next(iter(flags)).replace("_", "-")
             raise InputError(f"--{name} does not go with a run; give RUN.json or --config, not both")
-        return energy.report(arguments.run, **options)
+        return {}
     if arguments.config is None:
         raise InputError(
             f"give a RUN.json, or --config with --rates and --context; `{PROG} example` writes a run to try"
         )
+    _need_rates(flags)
+    return flags
+
+
+def _need_rates(flags: dict[str, Any]) -> None:
     for flag in ("rates", "context"):
         if flag not in flags:
             raise InputError(f"--config needs --{flag}")
-    return energy.estimate(**flags, **options)
+
+
+def _break_even(arguments: argparse.Namespace) -> Document:
+    import energy
+
+    flags = _run_or_rates(arguments, "config", "rates", "context", "num_steps")
+    return energy.break_even(arguments.run, **flags, **_given(arguments, "teacher", "placement"))
 
 
 def _compare(arguments: argparse.Namespace) -> Document:
@@ -158,7 +202,25 @@ def _compare(arguments: argparse.Namespace) -> Document:
         name, _, path = item.rpartition("=") if not Path(item).exists() else ("", "", item)
         runs.append(load_run(path, name or None))
     options = _given(arguments, "costs", "memory", "hops", "teacher")
+    shapes = _given(arguments, "config", "rates", "context", "num_steps", "placement")
+    if arguments.twin:
+        configs = shapes.pop("config", "").split(",") if "config" in shapes else []
+        if configs:
+            _need_rates(shapes)
+        elif not runs:
+            raise InputError("give a RUN.json, or --config with --rates and --context")
+        return energy.compare_twins(runs, configs=configs, spikegpt=arguments.spikegpt, **options, **shapes)
+    if shapes:
+        raise InputError(f"--{next(iter(shapes)).replace('_', '-')} goes with --twin")
+    if not runs:
+        raise InputError(f"give at least one RUN.json; `{PROG} example` writes a run to try")
     return energy.compare(runs, spikegpt=arguments.spikegpt, **options)
+
+
+def _audit(arguments: argparse.Namespace) -> Document:
+    from energy.audit import audit_document
+
+    return audit_document(arguments.cases)
 
 
 def _paper(arguments: argparse.Namespace) -> Document:

@@ -6,7 +6,6 @@ not costed, never as free. The paper's two prices stand in `spikeopd.contracts`,
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from spikeopd.contracts import APPENDIX_E_PJ
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json
 
 # Every event that can be priced, and what one of it is.
 EVENTS = {
@@ -26,6 +26,9 @@ EVENTS = {
     "hop_ew": "one east-west hop of a spike between tiles",
     "hop_ns": "one north-south hop of a spike between tiles",
 }
+
+
+_HOROWITZ = "M. Horowitz, ISSCC 2014, doi:10.1109/ISSCC.2014.6757323"
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,37 @@ class CostTable:
 
 @dataclass(frozen=True)
 class MemoryLevel:
-    """Energy of moving one byte between the arithmetic and one kind of memory."""
+    """Energy of moving one byte between the arithmetic and one kind of memory; writes are charged like reads."""
 
     name: str
     title: str
     pj_per_byte: float
+    boundary: str
+    citation: str = _HOROWITZ
+    node_nm: float = 45.0
+
+
+@dataclass(frozen=True)
+class Price:
+    """One operation of the memory-inclusive model (`energy.memory`): what it costs, who says so, what is inside."""
+
+    name: str
+    what: str
+    pj: float
+    boundary: str
+    citation: str = _HOROWITZ
+    node_nm: float = 45.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the three kinds of store lie: weights, the key/value cache, and what belongs to neurons (`local`)."""
+
+    name: str
+    title: str
+    weights: MemoryLevel
+    cache: MemoryLevel
+    local: MemoryLevel
 
 
 _HOST_MAC = APPENDIX_E_PJ["mac"]  # chips without a dense multiplier leave embedding and head to a 45 nm host
@@ -142,18 +171,80 @@ _TABLES = (
 )
 COSTS: dict[str, CostTable] = {table.name: table for table in _TABLES}  # the first is the default, the paper's
 
+_SRAM = "one 64-bit access of an array of this size, divided by eight bytes; no cache tags, no wires to it"
+_DRAM = "one 64-bit access of off-chip memory with its interface, divided by eight bytes; no refresh or idle power"
 _LEVELS = (
-    MemoryLevel("sram-8kb", "8 KB SRAM, 10 pJ per 64-bit access", 1.25),
-    MemoryLevel("sram-32kb", "32 KB SRAM, 20 pJ per 64-bit access", 2.5),
-    MemoryLevel("sram-1mb", "1 MB SRAM, 100 pJ per 64-bit access", 12.5),
-    MemoryLevel("dram", "DRAM, 1.3 nJ per 64-bit access (lower end of 1.3-2.6 nJ)", 162.5),
-    MemoryLevel("dram-high", "DRAM, 2.6 nJ per 64-bit access (upper end of 1.3-2.6 nJ)", 325.0),
+    MemoryLevel("sram-8kb", "8 KB SRAM, 10 pJ per 64-bit access", 1.25, _SRAM),
+    MemoryLevel("sram-32kb", "32 KB SRAM, 20 pJ per 64-bit access", 2.5, _SRAM),
+    MemoryLevel("sram-1mb", "1 MB SRAM, 100 pJ per 64-bit access", 12.5, _SRAM),
+    MemoryLevel("dram", "DRAM, 1.3 nJ per 64-bit access (lower end of 1.3-2.6 nJ)", 162.5, _DRAM),
+    MemoryLevel("dram-high", "DRAM, 2.6 nJ per 64-bit access (upper end of 1.3-2.6 nJ)", 325.0, _DRAM),
 )
 MEMORY: Mapping[str, MemoryLevel] = {level.name: level for level in _LEVELS}  # cheapest first
 MEMORY_CITATION = (
     "M. Horowitz, ISSCC 2014, doi:10.1109/ISSCC.2014.6757323, 45 nm; one 64-bit access divided by eight bytes, writes "
     "charged like reads. The 8 KB figure is restated in PMC8934428, Table 3; the others in several public energy models"
 )
+
+# Operations of the memory-inclusive model. The article itself was not at hand; see OPERATIONS_VERIFIED.
+_ADDER = "the arithmetic circuit alone at 0.9 V: no registers, control or clock"
+_OPERATIONS = (
+    Price("ac", "accumulation of a weight or a bit: one 32-bit integer addition", 0.1, _ADDER),
+    Price(
+        "mac_int8",
+        "8-bit product (0.2) added to a 32-bit sum (0.1); fewer bits are charged the same, if anything too dear",
+        0.3,
+        _ADDER,
+    ),
+    Price("mac_fp32", "32-bit floating-point product (3.7) and sum (0.9)", 4.6, _ADDER),
+    Price(
+        "update",
+        "leak of a membrane, or rescaling of an activation: 32-bit integer product (3.1) and sum (0.1)",
+        3.2,
+        _ADDER + "; comparison and reset are not in it",
+    ),
+    Price("address", "one 32-bit integer addition that finds the next address", 0.1, _ADDER),
+)
+OPERATIONS: Mapping[str, Price] = {price.name: price for price in _OPERATIONS}
+OPERATIONS_VERIFIED = (
+    "int32 0.1 and 3.1 pJ, float32 0.9 and 3.7 pJ, and 10 pJ for a 64-bit access of 8 KB as restated in PMC8934428, "
+    "Table 3; int8 0.03 and 0.2 pJ as restated by Qualia's EnergyEstimationMetric and by stillwater-sc/esim; 10, 20, "
+    "100 pJ and 1.3-2.6 nJ as restated by SASiML. SpikingJelly 2.0.0's Lemaire profiler charges the same 10, 20 and "
+    "100 pJ for 32 bits: twice as much per byte as here"
+)
+
+_PLACEMENTS = (
+    Placement(
+        "cores",
+        "everything on chip: each core keeps its weights and cache in 32 KB, its neurons in 8 KB",
+        MEMORY["sram-32kb"],
+        MEMORY["sram-32kb"],
+        MEMORY["sram-8kb"],
+    ),
+    Placement(
+        "chip",
+        "weights and cache in banks of 1 MB on the chip, neurons in 32 KB",
+        MEMORY["sram-1mb"],
+        MEMORY["sram-1mb"],
+        MEMORY["sram-32kb"],
+    ),
+    Placement(
+        "dram",
+        "weights and cache in DRAM, neurons in 32 KB on the chip",
+        MEMORY["dram"],
+        MEMORY["dram"],
+        MEMORY["sram-32kb"],
+    ),
+)
+PLACEMENTS: Mapping[str, Placement] = {placement.name: placement for placement in _PLACEMENTS}
+
+
+def load_placement(name: str | Placement) -> Placement:
+    if isinstance(name, Placement):
+        return name
+    if name not in PLACEMENTS:
+        raise InputError(f"unknown placement {name!r}: choose one of {', '.join(PLACEMENTS)}")
+    return PLACEMENTS[name]
 
 
 def load_costs(name: str | CostTable) -> CostTable:
@@ -165,9 +256,9 @@ def load_costs(name: str | CostTable) -> CostTable:
     path = Path(name)
     if path.suffix == ".json" and path.is_file():
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"cost table {path} is not readable JSON: {error}") from error
+            raw = read_json(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cost table {path} is not readable JSON: {short(error)}") from error
         return parse_table(path.stem, raw)
     raise InputError(f"unknown cost table {name!r}: choose one of {', '.join(COSTS)}, or give a .json file")
 
@@ -186,18 +277,22 @@ def parse_table(name: str, raw: Any) -> CostTable:
         if key not in raw:
             raise InputError(f"cost table {name}: field {key!r} is missing")
     if not _is_number(raw["node_nm"]) or raw["node_nm"] <= 0:
-        raise InputError(f"cost table {name}: field 'node_nm' must be a number above 0, got {raw['node_nm']!r}")
+        raise InputError(
+            f"cost table {name}: field 'node_nm' must be a number above 0, got {short(repr(raw['node_nm']))}"
+        )
     notes = raw.get("price_notes", {})
     if not isinstance(notes, dict):
-        raise InputError(f"cost table {name}: field 'price_notes' must map events to notes, got {notes!r}")
+        raise InputError(f"cost table {name}: field 'price_notes' must map events to notes, got {short(repr(notes))}")
     prices = raw["prices_pj"]
     if not isinstance(prices, dict):
         raise InputError(f"cost table {name}: field 'prices_pj' must map events to pJ")
     for event, value in prices.items():
         if event not in EVENTS:
-            raise InputError(f"cost table {name}: unknown event {event!r} in 'prices_pj'; known: {', '.join(EVENTS)}")
+            raise InputError(
+                f"cost table {name}: unknown event {short(repr(event))} in 'prices_pj'; known: {', '.join(EVENTS)}"
+            )
         if not _is_number(value) or value < 0:
-            raise InputError(f"cost table {name}: prices_pj.{event} must be a number >= 0, got {value!r}")
+            raise InputError(f"cost table {name}: prices_pj.{event} must be a number >= 0, got {short(repr(value))}")
     for event in ("mac", "ac"):
         if event not in prices:
             raise InputError(f"cost table {name}: prices_pj.{event} is missing; both mac and ac are needed")

@@ -1,5 +1,4 @@
-r"""Dense operation counts in closed form: MACs of OPT and other teachers, of the dense equivalent of BiSpikCLM, and of
-SpikeGPT.
+r"""Dense operation counts in closed form: MACs of teachers, of BiSpikCLM's dense equivalent, and of SpikeGPT.
 
 For the token at position i (it sees i + 1 keys), with hidden size d, FFN size f, vocabulary V and embedding width w
 (w = d except in OPT-350M), one layer of OPT executes
@@ -23,7 +22,6 @@ not counted (assembly.NOT_COSTED).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +29,8 @@ from typing import Any
 
 from spikeopd.contracts import ModelShape, parse_shape, projections
 from spikeopd.contracts.topology import SIZES, layer_macs, outer_macs
-from spikeopd.errors import InputError
-from spikeopd.files import find_model
+from spikeopd.errors import InputError, short
+from spikeopd.files import find_model, read_json
 
 OPT_POSITIONS = 2048
 OPT_VOCABULARY = 50272
@@ -202,9 +200,9 @@ def _config_file(source: str) -> Path | None:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot read the model config {path}: {error}") from error
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the model config {path}: {short(error)}") from error
 
 
 def keys_of_sequence(tokens: int, start: int = 0) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from energy.models import uniform_rates
 from spikeopd.contracts import ModelShape
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json
 
 
 def load_rates(source: float | str | Mapping[str, Any], shape: ModelShape) -> dict[str, list[float]]:
@@ -22,11 +22,11 @@ def load_rates(source: float | str | Mapping[str, Any], shape: ModelShape) -> di
         pass
     path = Path(source)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except FileNotFoundError:
-        raise InputError(f"--rates {source!r} is neither a number nor a file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"rates file {path} is not readable JSON: {error}") from error
+        raise InputError(f"--rates {short(repr(source))} is neither a number nor a file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"rates file {short(path)} is not readable JSON: {short(error)}") from error
     return parse_rates(raw, shape, str(path))
 
 
@@ -39,7 +39,9 @@ def parse_rates(raw: Any, shape: ModelShape, where: str) -> dict[str, list[float
     known = shape.layer_components
     unknown = [name for name in raw if name not in known]
     if unknown:
-        raise InputError(f"{where}: unknown component {unknown[0]!r}; this model's block has {', '.join(known)}")
+        raise InputError(
+            f"{where}: unknown component {short(repr(unknown[0]))}; this model's block has {', '.join(known)}"
+        )
     rates = {}
     for name in known:
         if name not in raw:
@@ -55,5 +57,5 @@ def parse_rates(raw: Any, shape: ModelShape, where: str) -> dict[str, list[float
 
 def _rate(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InputError(f"{where}: a firing rate lies between 0 and 1, got {value!r}")
+        raise InputError(f"{where}: a firing rate lies between 0 and 1, got {short(repr(value))}")
     return float(value)

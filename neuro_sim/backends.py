@@ -1,4 +1,4 @@
-"""What can run a bundle. A backend is a function from a model to a `Decoder`, and a line of BACKENDS at the foot."""
+"""What can run a bundle: BACKENDS, a table of functions from a model to a `Decoder`, and which one is the default."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from neuro_sim.decode import Result
 from neuro_sim.runfile import summary
 from neuro_sim.text import Pieces, Text
-from spikeopd.errors import discard_stdout, say
+from spikeopd.errors import discard_stdout, printable, say
 
 REFRESH_SECONDS = 0.2
 LOG_SECONDS = 30.0
@@ -89,7 +89,7 @@ class Display:
         line = RichText(status_line(result), style="dim")
         if not self.in_place:
             return line
-        shown = self.text.decode(result.sequences[sequence].generated_tokens).splitlines()[-12:]
+        shown = printable(self.text.decode(result.sequences[sequence].generated_tokens)).splitlines()[-12:]
         return Group(RichText("\n".join(shown)), line)
 
     def _put(self, text: str) -> None:

@@ -7,30 +7,43 @@ from pathlib import Path
 from typing import Any
 
 from spikeopd.errors import InputError
+from spikeopd.text.backend import LONGEST_TOKEN, read_backend, rust_errors
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Text:
-    """A bundle's tokenizer and its begin and end tokens. Without a tokenizer, text is the numbers themselves."""
+    """A bundle's tokenizer and its begin and end tokens. Without a tokenizer, text is the numbers themselves.
+
+    context: tokens the model takes, if known; a prompt that cannot fit is refused before it is tokenised.
+    """
 
     def __init__(
-        self, tokenizer: Any | None, bos: int | None = None, eos: int | None = None, file: Path | str = "tokenizer.json"
+        self,
+        tokenizer: Any | None,
+        bos: int | None = None,
+        eos: int | None = None,
+        file: Path | str = "tokenizer.json",
+        context: int | None = None,
     ) -> None:
-        self.tokenizer, self.bos, self.eos, self.file = tokenizer, bos, eos, file
+        self.tokenizer, self.bos, self.eos, self.file, self.context = tokenizer, bos, eos, file, context
 
     def encode(self, text: str) -> list[int]:
         """Token numbers of a prompt behind the token that began every document in training; nothing follows them."""
         if self.tokenizer is None:
             raise InputError(f"{self.file}: no tokenizer in this bundle; give token numbers with --prompt-tokens")
-        if self.bos is None:
-            return list(self.tokenizer.encode(text).ids)
-        return [self.bos, *self.tokenizer.encode(text, add_special_tokens=False).ids]
+        # No token stands for more characters than this, spaces that some tokens swallow apart.
+        if self.context is not None and len(text) > self.context * LONGEST_TOKEN:
+            raise InputError(f"the prompt has {len(text)} characters; the model takes {self.context} tokens")
+        with rust_errors(f"{self.file}: the tokenizer fails", "export the bundle again"):
+            ids = list(self.tokenizer.encode(text, add_special_tokens=self.bos is None).ids)
+        return ids if self.bos is None else [self.bos, *ids]
 
     def decode(self, tokens: Sequence[int]) -> str:
         if self.tokenizer is None:
             return " ".join(map(str, tokens))
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        with rust_errors(f"{self.file}: the tokenizer fails", "export the bundle again"):
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def label(self, token: int) -> str:
         """The token for a picture: its text if that can be printed, else its number."""
@@ -59,11 +72,7 @@ def read_text(folder: Path, manifest: Mapping[str, Any]) -> Text:
     """The tokenizer of a bundle; a bundle may have none."""
     special = manifest.get("tokens") or {}
     bos, eos, file = special.get("bos"), special.get("eos"), folder / "tokenizer.json"
+    context = manifest["shape"]["max_position_embeddings"]
     if not file.is_file():
-        return Text(None, bos, eos, file)
-    from tokenizers import Tokenizer
-
-    try:
-        return Text(Tokenizer.from_file(str(file)), bos, eos, file)
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{file}: not a tokenizer ({error}); export the bundle again") from error
+        return Text(None, bos, eos, file, context)
+    return Text(read_backend(file, "export the bundle again"), bos, eos, file, context)

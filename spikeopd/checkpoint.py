@@ -1,14 +1,14 @@
 """Checkpoints of a run: weights, optimizer, position, all in safetensors and JSON, written atomically. No pickle.
 
-`update-000200/` holds `<name>.safetensors` for each module, `optimizer.safetensors` and `state.json`. Random numbers
-need no state: batches and rollouts depend on (seed, update) alone.
+`update-000200/` holds `objective.safetensors`, `optimizer.safetensors`, `state.json` and `SHA256SUMS` over them, which
+is checked before anything is believed. Random numbers need no state: batches and rollouts depend on (seed, update)
+alone.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from spikeopd.errors import InputError
-from spikeopd.files import new_directory, write_json
+from spikeopd.errors import InputError, short
+from spikeopd.files import check_sums, new_directory, read_json, write_json, write_sums
 
 # Works alike for a plain module, DDP and FSDP2: every rank takes part, rank 0 holds the whole.
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -48,10 +48,12 @@ def save(
     if not main:
         return
     tensors, groups = _flatten_optimizer(moments)
+    record = {"update": update, "moments": len(tensors), "param_groups": groups, **state}
     with new_directory(folder / f"update-{update:06d}") as target:
         save_file(_contiguous(weights), target / "objective.safetensors")
         save_file(tensors, target / "optimizer.safetensors")
-        write_json(target / "state.json", {"update": update, "param_groups": groups, **state})
+        write_json(target / "state.json", record)
+        write_sums(target)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
 
@@ -63,35 +65,128 @@ def whole_weights(objective: nn.Module) -> dict[str, Tensor]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All complete checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("update-*") if (path / "state.json").is_file())
+    """All checkpoints, oldest first. `new_directory` gives a folder its name when it is complete."""
+    return sorted(path for path in folder.glob("update-*") if path.is_dir())
+
+
+def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | None = None) -> Path | None:
+    """The newest checkpoint whose files are what was written, of at most this update; None if there is none at all.
+
+    Damaged ones are said and set aside (`damaged-update-NNNNNN`). If nothing else is left, that is an error: to begin
+    again at update 0 would throw the rest away. Every rank must call it; the first one decides.
+    """
+    answer: list[Any] = [None, None]
+    if not _parallel() or torch.distributed.get_rank() == 0:
+        try:
+            answer[0] = _newest_good(folder, note, at_most)
+        except InputError as error:
+            answer[1] = str(error)
+    if _parallel():
+        torch.distributed.broadcast_object_list(answer)
+    if answer[1]:
+        raise InputError(answer[1])
+    found: Path | None = answer[0]
+    return found
+
+
+def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None) -> Path | None:
+    damaged: list[tuple[Path, str]] = []
+    for path in reversed(checkpoints(folder)):
+        if at_most is not None and path.name > f"update-{at_most:06d}":
+            continue
+        if not (problem := check_sums(path) or _state_problem(path)):
+            break
+        damaged.append((path, problem))
+    else:
+        path = folder
+    if not damaged:
+        return path if path != folder else None
+    first, problem = damaged[0]
+    if path == folder:
+        raise InputError(
+            f"{folder}: no checkpoint can be used; the newest, {first.name}, is damaged ({problem}). Restore one, or "
+            f"remove {folder} to begin the stage again"
+        )
+    for bad, why in damaged:
+        aside = bad.with_name(f"damaged-{bad.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        bad.rename(aside)
+        note(f"checkpoint {bad} is damaged ({why}); kept as {aside.name}, continuing from {path.name}")
+    return path
+
+
+def _state_problem(path: Path) -> str:
+    try:
+        update = read_state(path)["update"]
+    except (InputError, KeyError) as error:
+        return str(error)
+    return "" if path.name == f"update-{update:06d}" else f"state.json speaks of update {short(update)}"
 
 
 def read_state(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((path / "state.json").read_text()))
+        return dict(read_json(path / "state.json"))
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"checkpoint {path}: state.json cannot be read ({error}); remove the folder") from error
+        raise InputError(f"checkpoint {path}: state.json cannot be read ({short(error)})") from error
 
 
 def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Restore modules and optimizer in place; return the state."""
+    """Restore modules and optimizer in place; return the state. Nothing is changed by a checkpoint that does not fit.
+
+    torch fills missing keys of a whole state dict with what the module has, so every key is compared here.
+    """
+    if problem := check_sums(path):
+        raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
     state = read_state(path)
     try:
         weights: dict[str, Any] = load_file(path / "objective.safetensors")
         moments = load_file(path / "optimizer.safetensors")
     except (OSError, SafetensorError) as error:
-        raise InputError(f"checkpoint {path} is damaged ({error}); remove it to resume from an older one") from error
+        raise InputError(f"checkpoint {path} is damaged ({short(error)}); remove it to resume from an older") from error
+    _check_tensors(path, weights, get_model_state_dict(objective))
+    if optimizer is None:
+        set_model_state_dict(objective, weights, options=_spread())
+        return state
+    _check_moments(path, state, moments, weights)
     set_model_state_dict(objective, weights, options=_spread())
-    if optimizer is not None:
-        whole = _unflatten_optimizer(moments, state["param_groups"])
-        set_optimizer_state_dict(objective, optimizer, whole, options=_spread())
+    whole = _unflatten_optimizer(moments, state["param_groups"])
+    set_optimizer_state_dict(objective, optimizer, whole, options=_spread())
     return state
 
 
+def _check_tensors(path: Path, stored: Mapping[str, Tensor], model: Mapping[str, Any]) -> None:
+    if odd := sorted(stored.keys() ^ model.keys()):
+        what = "is not a tensor of this model" if odd[0] in stored else "is missing"
+        raise InputError(f"checkpoint {path} does not fit: {odd[0]} {what} ({len(odd)} names differ)")
+    for name, value in stored.items():
+        due = model[name]
+        if value.shape != due.shape or value.dtype != due.dtype:
+            raise InputError(
+                f"checkpoint {path} does not fit: {name} is {value.dtype} {list(value.shape)}, the model has "
+                f"{due.dtype} {list(due.shape)}"
+            )
+
+
+def _check_moments(
+    path: Path, state: Mapping[str, Any], moments: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+) -> None:
+    """Adam's moments have the shape of their parameter; the state says how many there are."""
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or state.get("moments") != len(moments):
+        raise InputError(f"checkpoint {path} does not fit: optimizer.safetensors holds {len(moments)} tensors")
+    trained = {name for group in groups for name in group["params"]}
+    for key, value in moments.items():
+        parameter, _, entry = key.partition("\n")
+        if parameter not in trained or entry != "step" and value.shape != weights[parameter].shape:
+            raise InputError(f"checkpoint {path} does not fit: optimizer state {short(key)} belongs to no parameter")
+
+
+def _parallel() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _spread() -> StateDictOptions:
-    parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return _SPREAD if parallel else StateDictOptions(full_state_dict=True)
+    return _SPREAD if _parallel() else StateDictOptions(full_state_dict=True)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spikeopd import options
-from spikeopd.errors import ConfigError, say
+from spikeopd.errors import ConfigError, say, short
 from spikeopd.options import opt
 from spikeopd.registry import DIVERGENCES, METHODS, NEURONS
 
@@ -350,7 +350,7 @@ def _overrides(overrides: Overrides, problems: list[str]) -> dict[str, Any]:
         if equals:
             values[key.strip()] = options.parse_scalar(text)
         else:
-            problems.append(f"override '{override}': expected section.key=value")
+            problems.append(f"override '{short(override)}': expected section.key=value")
     return values
 
 
@@ -482,6 +482,8 @@ def _check_deploy(config: Config) -> list[str]:
             "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
             "set stage1.deploy_updates=0"
         )
+    if model.neuron != "lif":
+        found.append("stage1.deploy_updates: only model.neuron=lif has integers; set stage1.deploy_updates=0")
     if config.train.precision != "fp32":
         found.append(
             "stage1.deploy_updates: the integers are exact in float32 only; set train.precision=fp32 or "
@@ -565,8 +567,8 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         _check_deploy,
-        "model.preset model.block model.readout model.hidden_size model.word_embed_proj_dim stage1.deploy_updates "
-        "train.precision train.stage",
+        "model.preset model.block model.readout model.neuron model.hidden_size model.word_embed_proj_dim "
+        "stage1.deploy_updates train.precision train.stage",
     ),
     (
         _check_stage1_weights,

@@ -9,12 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 PIPE_CLOSED = 141
+# What a machine may refuse at any moment, and nobody's mistake in writing this program.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSALS = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SpikeOPDError(Exception):
@@ -64,10 +69,28 @@ def cannot_write(path: Path | str, option: str, error: OSError) -> InputError:
     return InputError(f"{option} {path}: cannot be written ({error.strerror or error})")
 
 
+def short(value: object, most: int = 160) -> str:
+    """A value in a message: one line, cut where it is long, nothing in it that moves a terminal's cursor."""
+    text = str(value)
+    text = " ".join(printable(text[: 8 * most]).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows as it is: control characters but line end and tab become `\\x1b` and the like.
+
+    Also those that turn the direction of what follows, with which a name can pass for another.
+    """
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 def say(line: str) -> None:
     """A line on stderr. Work is never lost because nobody reads it."""
     with contextlib.suppress(BrokenPipeError):
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def discard_stdout() -> None:
@@ -93,10 +116,20 @@ def run_command(prog: str, body: Callable[[Sequence[str] | None], int | None], a
     except KeyboardInterrupt:
         say(f"{prog}: interrupted")
         return 130
+    except MemoryError as error:
+        say(f"{prog}: not enough memory{f' ({short(error)})' if str(error) else ''}")
+        return SpikeOPDError.exit_code
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): nothing to complain about, but the work may not be complete.
         discard_stdout()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        place = f"{short(error.filename)}: " if error.filename else ""
+        advice = "make room and run it again" if error.errno in DISK_FULL else "see to it and run it again"
+        say(f"{prog}: {place}{error.strerror}; {advice}")
+        return SpikeOPDError.exit_code
 
 
 def _prepare_streams() -> None:
@@ -105,5 +138,22 @@ def _prepare_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
-        elif hasattr(stream, "reconfigure") and stream.errors != "backslashreplace":
+            continue
+        if hasattr(stream, "reconfigure") and stream.errors != "backslashreplace":
             stream.reconfigure(errors="replace")
+    if sys.stdout.isatty():
+        sys.stdout = cast(Any, _Terminal(sys.stdout))
+
+
+class _Terminal:
+    """stdout on a terminal: text of models and of strangers cannot move its cursor, or worse. A file gets it raw."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,4 +1,4 @@
-r"""Every loss of the paper as a pure function that returns a **sum**; the loop divides once per optimizer step.
+r"""Every loss of the paper as a pure function that returns a sum; the loop divides once per optimizer step.
 
 Hence splitting a batch into micro-batches or over ranks cannot change the gradient. Symbols follow the paper:
 p teacher, q student, r reference; `mask` is 1 on valid positions.

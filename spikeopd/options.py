@@ -14,7 +14,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spikeopd.errors import ConfigError
+from spikeopd.errors import ConfigError, short
+
+YAML_LIMIT = 1 << 20  # characters
 
 
 def opt(
@@ -104,12 +106,24 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     """A YAML mapping; syntax errors and repeated keys are errors that name the line."""
     import yaml
 
+    if len(text) > YAML_LIMIT:
+        raise ConfigError(f"recipe {name}: {len(text)} characters are too many for a recipe")
+
     class Loader(yaml.SafeLoader):
-        """PyYAML keeps the last of two equal keys in silence; a recipe must not."""
+        """PyYAML keeps the last of two equal keys in silence and lets a few lines of aliases grow without end."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+                raise ConfigError(f"recipe {name}, line {line}: aliases (*name) are not read; write the value out")
+            return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key_node, _ in node.value:
+                if not isinstance(key_node, yaml.ScalarNode):
+                    line = key_node.start_mark.line + 1
+                    raise ConfigError(f"recipe {name}, line {line}: a key is one word, not a list or a mapping")
                 if key_node.value in seen:
                     line = key_node.start_mark.line + 1
                     raise ConfigError(f"recipe {name}, line {line}: '{key_node.value}' is given twice; keep one")
@@ -122,7 +136,11 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"recipe {name}{where}: not valid YAML ({reason})") from error
+        raise ConfigError(f"recipe {name}{where}: not valid YAML ({short(reason)})") from error
+    except RecursionError:
+        raise ConfigError(f"recipe {name}: nested too deeply") from None
+    except ValueError as error:  # PyYAML's own conversions: 0x_, 2020-99-99, a number of 5,000 digits
+        raise ConfigError(f"recipe {name}: a value cannot be read ({short(error)}); put it in quotes") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -134,9 +152,11 @@ def parse_scalar(text: str) -> Any:
     """The value of a `key=value` override, read as YAML; what is not YAML stays text and is converted by type."""
     import yaml
 
+    if len(text) > YAML_LIMIT or "&" in text or "*" in text:  # an anchor has no place in one value
+        return text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError):
         return text
 
 
@@ -162,7 +182,7 @@ def flatten(content: Mapping[str, Any], sections: Mapping[str, type[Any]], probl
             if section in sections:
                 flat |= {f"{section}.{key}": value for key, value in entries.items()}
             else:
-                problems.append(f"{section}: unknown section{nearest(str(section), sections)}")
+                problems.append(f"{short(section)}: unknown section{nearest(str(section)[:99], sections)}")
         elif section in sections:
             if entries is not None:
                 problems.append(f"{section}: a section holds keys, got {show(entries)}")
@@ -177,7 +197,7 @@ def convert_all(values: Mapping[str, Any], sections: Mapping[str, type[Any]], pr
     converted = {}
     for key, value in values.items():
         if key not in table:
-            problems.append(f"{key}: unknown key{_nearest_key(key, table)}")
+            problems.append(f"{short(key)}: unknown key{_nearest_key(str(key)[:99], table)}")
             continue
         try:
             converted[key] = _convert(value, table[key])
@@ -246,9 +266,13 @@ def show(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(show(entry) for entry in value) + "]"
-    return f"'{value}'" if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    try:
+        if isinstance(value, (list, tuple)):
+            return short("[" + ", ".join(show(entry) for entry in value[:100]) + "]")
+        text = f"'{value}'" if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    except (ValueError, RecursionError):  # a number with too many digits to be written, a list with itself in it
+        text = f"a {type(value).__name__} that cannot be shown"
+    return short(text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,5 +1,4 @@
-"""The folder of a run: what was asked (config.yaml), where it ran (env.json), what happened (metrics.jsonl), what came
-out (summary.json); and the progress of it on the terminal.
+"""The folder of a run: config.yaml, env.json, metrics.jsonl, summary.json; and its progress on the terminal.
 
 metrics.jsonl has one object per logged update: `stage`, `update`, `time` (seconds since this process began) and keys
 such as `stage2/loss`. It is flushed line by line: a killed run leaves at most a torn last line, which readers skip.
@@ -23,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import spikeopd
-from spikeopd.errors import BackendMissing, InputError
-from spikeopd.files import write_json, write_text
+from spikeopd.errors import BackendMissing, InputError, printable, say
+from spikeopd.files import parse_json, read_json, remove_leftovers, sole_process, write_json, write_text
 
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_LINES = 30.0
@@ -53,6 +52,7 @@ class RunLog:
         self._began = time.monotonic()
         self._metrics: IO[str] | None = None
         self._events = TensorBoardReader(self.folder / "tensorboard") if tensorboard and active else None
+        self._held = contextlib.ExitStack()
 
     @property
     def metrics_path(self) -> Path:
@@ -61,6 +61,21 @@ class RunLog:
     @property
     def config_path(self) -> Path:
         return self.folder / "config.yaml"
+
+    def hold(self) -> None:
+        """Be the only process that writes here, until `close` or the end of the process, however it ends."""
+        if not self.active:
+            return
+        new = not self.folder.exists()
+        try:
+            if new:  # what was asked for in vain leaves no empty folder behind
+                self._held.callback(_remove_if_empty, self.folder)
+            self._held.enter_context(sole_process(self.folder))
+            remove_leftovers(self.folder)
+        except OSError as error:
+            raise InputError(
+                f"{self.folder}: cannot be written ({error.strerror or error}); give another --output"
+            ) from error
 
     def start(self, config_yaml: str, environment: Mapping[str, Any], *, resume: bool = False) -> None:
         """Begin or continue a run; refuse to overwrite one, and to continue where there is none."""
@@ -118,7 +133,14 @@ class RunLog:
     def note(self, message: str) -> None:
         """A line on stderr, above the progress bar if there is one."""
         if self.active and not self.quiet:
-            _console().print(message, markup=False, highlight=False, soft_wrap=True)
+            _console().print(printable(message), markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, message: str) -> None:
+        """A line on stderr that also a quiet run has to say."""
+        if self.active and self.quiet:
+            say(message)
+        else:
+            self.note(message)
 
     @contextlib.contextmanager
     def progress(self, name: str, total: int, done: int = 0, unit: str = "update") -> Iterator[Progress]:
@@ -137,6 +159,7 @@ class RunLog:
         self._close_metrics()
         if self._events:
             self._events.close()
+        self._held.close()
 
     def __enter__(self) -> RunLog:
         return self
@@ -163,9 +186,9 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
         raise InputError(f"{path}: {error.strerror or error}; give a run folder or its metrics.jsonl") from error
     complete = text[: text.rfind("\n") + 1]
     lines = []
-    for number, line in enumerate(complete.splitlines(), start=1):
+    for number, line in enumerate(complete.split("\n")[:-1], start=1):
         try:
-            lines.append(dict(json.loads(line)))
+            lines.append(dict(parse_json(line)))
         except (ValueError, TypeError) as error:
             raise InputError(f"{path}:{number}: not a JSON object; the file was damaged, remove this line") from error
     return lines
@@ -179,9 +202,14 @@ def _drop_torn_line(path: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path))
     except (ValueError, TypeError):
         return {}
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _plain(value: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spikeopd.errors import BackendMissing, InputError
-from spikeopd.files import find_model
+from spikeopd.contracts.topology import SIZES, parse_shape
+from spikeopd.errors import BackendMissing, InputError, short
+from spikeopd.files import find_model, read_json, regular_size
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="PreTrainedModel")
 MODEL_TYPE = "bispikclm"
+# How any model is loaded: no pickle, no code of strangers, nothing filled in for what the file lacks.
+SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+# Names of sizes in the configurations of transformers, and what no model exceeds.
+LIMITS = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_steps"), 1 << 12),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 1 << 16),
+    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "word_embed_proj_dim"), 1 << 24),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24),
+}
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def find_student(path: Path | str) -> Path:
@@ -30,16 +42,76 @@ def find_student(path: Path | str) -> Path:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a student's folder, checked as far as it goes without loading the model. No torch."""
-    try:
-        config = dict(json.loads((folder / "config.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"student {folder}: config.json cannot be read ({error})") from error
+    where = f"student {folder}"
+    config = read_model_config(folder, where)
     kind = config.get("model_type")
     if kind != MODEL_TYPE:
-        raise InputError(f"student {folder}: model_type is {kind!r}, only a trained student ({MODEL_TYPE!r}) is read")
-    if not any(folder.glob("model*.safetensors")):
-        raise InputError(f"student {folder}: no model.safetensors there; the folder is incomplete")
+        raise InputError(f"{where}: model_type is {short(repr(kind))}, only a trained student ({MODEL_TYPE!r}) is read")
+    if "hidden_size" in config:
+        parse_shape({name: config.get(name, 1) for name in SIZES} | config, f"{where}: config.json")
+    for name, above, most in (("alpha", -1e-9, 1.0), ("threshold", 0.0, 1e6), ("xi", 0.0, 1e6)):
+        value = config.get(name, 1.0)
+        if type(value) not in (int, float) or not (math.isfinite(value) and above < value <= most):
+            raise InputError(f"{where}: config.json: {name} is {short(repr(value))}, which no student has")
+    check_weights(folder, where)
     return config
+
+
+def read_model_config(folder: Path, where: str) -> dict[str, Any]:
+    """config.json of any model's folder: an object whose sizes are whole numbers that some model could have."""
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: config.json cannot be read ({short(error)})") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{where}: config.json: expected an object, got {type(config).__name__}")
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for name, most in LIMITS.items():
+            value = part.get(name)
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise InputError(
+                    f"{where}: config.json: {name} should be a whole number from 1 to {most}, found "
+                    f"{short(repr(value))}"
+                )
+    return config
+
+
+def check_weights(folder: Path, where: str) -> None:
+    """Weights in safetensors, inside the folder. Pickled weights can run code when they are read, so none are."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        names = ["model.safetensors"]
+    elif index.exists():
+        try:
+            content = read_json(index)
+            names = sorted(set(content["weight_map"].values()), key=str)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"{where}: {index.name} cannot be read ({short(error)})") from error
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise InputError(f"{where}: {index.name} names {short(repr(name))}, which is no file of this folder")
+    elif pickled := sorted(path.name for kind in PICKLES for path in folder.glob(kind)):
+        raise InputError(
+            f"{where}: {pickled[0]} is a pickle, which can run code when it is read; only safetensors are. Convert it "
+            f'where you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder.name}-safetensors')\""
+        )
+    else:
+        raise InputError(f"{where}: no model.safetensors there; the folder is incomplete")
+    for name in names:
+        try:
+            regular_size(folder / name)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{where}: {name} cannot be read ({short(error)})") from error
+
+
+def check_complete(info: Mapping[str, Any], where: str) -> None:
+    """transformers fills in what a file lacks or has in another shape with random numbers; that is no model."""
+    if missing := sorted(info["missing_keys"]):
+        raise InputError(f"{where}: the weights lack {short(missing[0])} ({len(missing)} missing)")
+    if odd := sorted(str(name[0]) for name in info.get("mismatched_keys", ())):
+        raise InputError(f"{where}: {short(odd[0])} has another shape than config.json says ({len(odd)} of them)")
 
 
 def no_bars() -> None:
@@ -57,8 +129,8 @@ def place(model: M, device: torch.device | str) -> M:
 
 def is_student(folder: Path) -> bool:
     """Whether a Hugging Face directory says that it holds a student; damaged ones do not."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        return bool(json.loads((folder / "config.json").read_text("utf-8")).get("model_type") == MODEL_TYPE)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool(read_json(folder / "config.json").get("model_type") == MODEL_TYPE)
     return False
 
 
@@ -80,14 +152,13 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
     no_bars()
     try:
         loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+            folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
         )
     except InputError:
         raise
     except Exception as error:  # transformers and safetensors raise many kinds; all mean a damaged folder
-        raise InputError(f"student {folder}: cannot be loaded ({' '.join(str(error).split())[:200]})") from error
+        raise InputError(f"student {folder}: cannot be loaded ({short(error)})") from error
     student: BiSpikCLMForCausalLM
     student, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        raise InputError(f"student {folder}: model.safetensors lacks {missing[0]} and {len(missing) - 1} more")
+    check_complete(info, f"student {folder}")
     return student  # transformers leaves it in evaluation mode

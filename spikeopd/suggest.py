@@ -1,4 +1,4 @@
-"""`spikeopd-train --suggest TEACHER`: a recipe for a teacher that no recipe knows, from its config and tokenizer."""
+"""A recipe for a teacher that no recipe knows, from its configuration and tokenizer: `spikeopd-train --suggest`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def suggest(teacher: str, tokenizer: str | None = None) -> str:
         f"{shape.hidden_size}), written by\n"
         f"#   spikeopd-train --suggest {teacher}\n"
         f"# {_tokens(words)}\n"
-        "# Choose data.source: text that the teacher knows. What is not named here is as in spikeopd/config.py.\n"
+        "# Choose data.source: text that the teacher knows. "
+        "What is not named here is the paper's (spikeopd/config.py).\n"
     )
     text = head + dump_yaml(values)
     check_fit(_config(values), shape, words.vocab_size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from spikeopd.config import (
     to_yaml,
     with_overrides,
 )
-from spikeopd.errors import ConfigError, InputError
+from spikeopd.errors import DISK_FULL, ConfigError, InputError
 from spikeopd.methods import spad
 from spikeopd.methods.pretrain import PretrainOptions, pretrain
 from spikeopd.methods.setup import Setup, build, make_accelerator
@@ -81,8 +82,12 @@ def train(
     no_bars()
     accelerator = make_accelerator(config.train)
     main = accelerator.is_main_process
-    setup = build(config, accelerator)
-    with RunLog(folder, active=main, quiet=quiet, tensorboard=config.train.tensorboard) as log:
+    with (
+        _full_disk(folder),
+        RunLog(folder, active=main, quiet=quiet, tensorboard=config.train.tensorboard) as log,
+    ):
+        log.hold()
+        setup = build(config, accelerator)
         seeds = {"train": config.train.seed}
         log.start(to_yaml(config), environment(device=str(accelerator.device), seeds=seeds), resume=resume)
         summary: dict[str, Any] = {"output": str(folder), "recipe": config.model.preset}
@@ -93,6 +98,19 @@ def train(
             summary["stage2"] = method(config)(setup, log, start, resume=resume)
         log.summary(summary)
     return TrainingRun(folder, config, summary, main)
+
+
+@contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise InputError(
+            f"{folder}: cannot be written ({error.strerror}); everything up to the last checkpoint is there: make "
+            "room, then continue with --resume"
+        ) from error
 
 
 def method(config: Config) -> Callable[..., dict[str, Any]]:
@@ -194,5 +212,5 @@ def train_teacher(
     options = PretrainOptions(**sizes, **chosen, rule_runs=rule_runs, start=start)
     reader = load_tokenizer(tokenizer)
     train, validation = prepare(source, reader, "train"), prepare(source, reader, "validation")
-    with RunLog(output, quiet=quiet) as log:
+    with _full_disk(Path(output)), RunLog(output, quiet=quiet) as log:
         return pretrain(options, reader, train, validation, Path(output), log.note)

@@ -1,5 +1,7 @@
-"""How a report is shown: `table` turns quantities into cells, `tables` says what stands in them, `charts`, `raster` and
-`page` make the HTML page, `document` renders and saves.
+"""How a report is shown: text, JSON, CSV, Markdown, LaTeX, and one HTML page.
+
+`table` turns quantities into cells, `tables` says what stands in them, `charts`, `raster` and `page` make the page,
+`document` renders and saves.
 
 One rule for units: what programs read (JSON, CSV) is in base units, pJ and bytes; what people read shows all energies
 of one document in one unit, the largest in which its energy per token is at least 1.

@@ -143,6 +143,90 @@ def sensitivity_lines(report: dict[str, Any], key: str, axis: str, here: float |
     return _svg(frame.width, frame.height, parts, f"Energy per token against {axis}")
 
 
+PART_COLOURS = {"operations": "var(--c1)", "memory": "var(--c0)", "addressing": "var(--c2)"}
+_CURVES = {
+    "student": ("student", "var(--student)", ""),
+    "twin": ("quantised twin, dense", "var(--analytical)", ""),
+    "twin_graded": ("quantised twin, zeros skipped", "var(--analytical)", "5 4"),
+    "teacher_int8": ("int8 teacher", "var(--soft)", "2 4"),
+}
+
+
+def fair_bars(rows: Sequence[dict[str, Any]], unit: Unit) -> str:
+    """Energy per token of every model, split into operations, memory and addressing."""
+    scale, name = unit
+    largest = max((row["energy_per_token_pj"] or 0.0 for row in rows), default=1.0) or 1.0
+    parts = []
+    for row in rows:
+        title = row["model"] if row["convention"] == "any" else f"{row['model']}, per {row['convention']}"
+        whole = row["energy_per_token_pj"] or 0.0
+        pieces = ""
+        for part, colour in PART_COLOURS.items():
+            value = row[f"{part}_per_token_pj"] or 0.0
+            hint = html.escape(f"{title}, {part}: {significant(value / scale)} {name} per token")
+            pieces += f'<i style="background:{colour};flex-basis:{75 * value / largest:.3f}%" title="{hint}"></i>'
+        label = f"{significant(whole / scale)} {name}"
+        parts.append(f'<dt>{html.escape(title)}</dt><dd><div class="bar stacked">{pieces}<b>{label}</b></div></dd>')
+    return f'<dl class="bars">{"".join(parts)}</dl>{_legend(list(PART_COLOURS.items()))}'
+
+
+def break_even_lines(
+    rows: Sequence[dict[str, Any]], convention: str, here: float, energies: dict[str, float], unit: Unit
+) -> str:
+    """Energy per token against a uniform rate under one convention; the rates at which the student is cheaper than its
+    dense twin lie on a band; a dashed line marks the student's own rate, dots what it and its rivals cost there."""
+    chosen = {
+        key: [row for row in rows if row["key"] == key and row["convention"] in (convention, "any")] for key in _CURVES
+    }
+    rates = [row["rate"] for row in chosen["student"]]
+    twin = [row["energy_per_token_pj"] for row in chosen["twin"]]
+    student = [row["energy_per_token_pj"] for row in chosen["student"]]
+    drawn = [row["energy_per_token_pj"] for lines in chosen.values() for row in lines]
+    frame = _Frame(520, 300, max([*drawn, *(energies[key] for key in _CURVES)]), unit)
+    last = rates[-1] if rates else 1.0
+
+    def x(rate: float) -> float:
+        return frame.left + 6 + rate / last * (frame.inner_width - 12)
+
+    parts = []
+    for left, right, costs, rivals in zip(rates, rates[1:], zip(student, student[1:], strict=False),
+                                          zip(twin, twin[1:], strict=False), strict=False):  # fmt: skip
+        before, after = (cost - rival for cost, rival in zip(costs, rivals, strict=True))
+        if before > 0:
+            continue
+        end = right if after <= 0 else left + (right - left) * before / (before - after)
+        parts.append(f'<rect x="{x(left):.1f}" y="{frame.top}" width="{x(end) - x(left):.1f}" '
+                     f'height="{frame.bottom - frame.top}" fill="var(--band)"/>')  # fmt: skip
+    parts += frame.axes("firing rate of every neuron [spikes/neuron/step]", "per token")
+    for tick in range(6):
+        rate = last * tick / 5
+        parts.append(f'<text x="{x(rate):.1f}" y="{frame.bottom + 16}" text-anchor="middle">{rate:g}</text>')
+    for key, (name, colour, dash) in _CURVES.items():
+        path = " ".join(f"{x(row['rate']):.1f},{frame.y(row['energy_per_token_pj']):.1f}" for row in chosen[key])
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" '
+                     f'stroke-dasharray="{dash or "none"}"><title>{html.escape(name)}</title></polyline>')  # fmt: skip
+    if 0 <= here <= last:
+        parts.append(
+            f'<line class="axis" stroke-dasharray="3 3" x1="{x(here):.1f}" x2="{x(here):.1f}" y1="{frame.top}" '
+            f'y2="{frame.bottom}"><title>this student: {here:.4g}</title></line>'
+            f'<text class="strong" x="{x(here) + 5:.1f}" y="{frame.top + 12}">{significant(here, 3)}</text>'
+        )
+        for key, (name, colour, _) in _CURVES.items():
+            label = html.escape(f"{name} at the rates of this report: {frame.label(energies[key])} per token")
+            parts.append(
+                f'<circle cx="{x(here):.1f}" cy="{frame.y(energies[key]):.1f}" r="4" fill="{colour}">'
+                f"<title>{label}</title></circle>"
+            )
+    legend = "".join(
+        f'<span><i class="line" style="border-top:3px {"dashed" if dash else "solid"} {colour}"></i>'
+        f"{html.escape(name)}</span>"
+        for name, colour, dash in _CURVES.values()
+    )
+    legend += '<span><i style="background:var(--band)"></i>student cheaper than its dense twin</span>'
+    title = f"Energy per token against the firing rate, per {convention}"
+    return _svg(frame.width, frame.height, parts, title) + f'<div class="legend">{legend}</div>'
+
+
 class _Frame:
     """A plot area with a zero-based energy axis of round ticks."""
 

@@ -6,12 +6,23 @@ import html
 import json
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from energy.render.charts import component_bars, layer_columns, sensitivity_lines, token_line
+from energy.memory import CONVENTIONS
+from energy.render.charts import (
+    break_even_lines,
+    component_bars,
+    fair_bars,
+    layer_columns,
+    sensitivity_lines,
+    token_line,
+)
 from energy.render.document import Document
-from energy.render.table import DASH, Column, Table, significant
+from energy.render.table import DASH, Column, Table, significant, unit_of
 from energy.render.tables import both_ways, report_unit
+
+if TYPE_CHECKING:
+    from energy.twin import FairComparison
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -28,6 +39,37 @@ def report_page(document: Document, raster: str = "") -> str:
         charts.append(raster)
     charts.append(_sensitivity(report))
     return _page(document, [_tiles(report), *charts, *map(table_html, document.tables)])
+
+
+def fair_page(document: FairComparison) -> str:
+    """Students beside their twins: bars and break-even curves of each, then the tables."""
+    data = document.to_dict()
+    sections = []
+    for subject in document.subjects:
+        rows = [row for row in data["fair"] if row["subject"] == subject.name]
+        curves = [row for row in data["curves"] if row["subject"] == subject.name]
+        smallest = min((row["energy_per_token_pj"] for row in rows if row["energy_per_token_pj"]), default=None)
+        unit = unit_of("energy", smallest)
+        caption = f"Per token, placement {document.placement.name}. The twin is computed from shapes."
+        sections.append(_figure(f"{subject.name}: operations, memory, addressing", fair_bars(rows, unit), caption))
+        if curves:
+            plots = (
+                _figure(
+                    f"{subject.name}: break-even, per {convention}",
+                    break_even_lines(curves, convention, subject.work.rate, _at(rows, convention), unit),
+                    meaning[0].upper()
+                    + meaning[1:]
+                    + f". Dashed: its rate ({subject.basis}); dots: what each costs there, layer by layer.",
+                )
+                for convention, meaning in CONVENTIONS.items()
+            )
+            sections.append(f'<div class="columns">{"".join(plots)}</div>')
+    return _page(document, [*sections, *map(table_html, document.tables)])
+
+
+def _at(rows: Sequence[dict[str, Any]], convention: str) -> dict[str, float]:
+    """Energy per token of every model of a comparison, under one convention where it has two."""
+    return {row["key"]: row["energy_per_token_pj"] for row in rows if row["convention"] in (convention, "any")}
 
 
 def tables_page(document: Document) -> str:
@@ -59,7 +101,7 @@ def _cell(table: Table, row: dict[str, Any], column: Column) -> str:
     classes = [_side(column)]
     if column.kind == "text":
         classes += ["long"] if len(text) > 48 else []
-        classes += ["yes"] if text in ("yes", "equal") else ["wrong"] if text == "DIFFERS" else []
+        classes += ["yes"] if text in ("yes", "equal", "student cheaper") else ["wrong"] if text == "DIFFERS" else []
         return f'<td class="{" ".join(c for c in classes if c)}">{html.escape(text)}</td>'
     raw = "" if value is None else f' data-value="{value!r}" data-key="{column.key}" title="{value!r}"'
     return f"<td{raw}>{html.escape(text)}</td>"
@@ -136,8 +178,8 @@ def _figure(title: str, chart: str, caption: str) -> str:
 def _page(document: Document, sections: Sequence[str]) -> str:
     title, *facts = document.head
     css, script = (resources.files("energy").joinpath(f"data/page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    # "</" must not end the script element early; JSON reads "<\/" as the same text.
-    raw = json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+    # Neither "</script" nor "<!--<script" may be seen by the page's parser; JSON reads "\u003c" as the same text.
+    raw = json.dumps(document.to_dict(), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     lines = "".join(f'<p class="soft">{html.escape(fact)}</p>' for fact in facts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'

@@ -22,11 +22,12 @@ from spikeopd.files import sha256
 _MOST_NEURONS, _MOST_STEPS = 256, 2048
 
 
-def load_groups(path: Path) -> dict[SiteKey, Array]:
+def load_groups(path: Path, shape: ModelShape) -> dict[SiteKey, Array]:
     """Spikes of every fixed-size group: (layer, site) -> bool [steps, neurons], one sequence after the other."""
-    traces = load_trace(path, attention=False)
+    traces = load_trace(path, attention=False, shape=shape)
     keys = sorted({key for trace in traces for key in trace.sites}, key=site_order)
-    return {key: np.concatenate([rows for trace in traces for rows in trace.sites.get(key, ())]) for key in keys}
+    rows = {key: [rows for trace in traces for rows in trace.sites.get(key, ())] for key in keys}
+    return {key: np.concatenate(found) for key, found in rows.items() if found}
 
 
 def raster_html(path: Path, shape: ModelShape, expected: str | None = None) -> str:
@@ -36,7 +37,7 @@ def raster_html(path: Path, shape: ModelShape, expected: str | None = None) -> s
     """
     if expected is not None and path.is_file() and sha256(path) != expected:
         raise InputError(f"trace {path}: not the one this run recorded; another run has written it since")
-    groups = load_groups(path)
+    groups = load_groups(path, shape)
     if not groups:
         return ""
     options, boxes = [], []

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION
+from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, OPERATIONS, OPERATIONS_VERIFIED, PLACEMENTS
 from energy.render.document import Document
 from energy.render.table import Column, Table, Unit, significant, unit_of
 from spikeopd.tables import comma_separated
@@ -48,6 +48,7 @@ def headline(report: dict[str, Any]) -> list[str]:
             for event, note in costs["price_notes"].items()
         ),
         "teacher/student: " + both_ways(report),
+        "with memory, " + fair_ratio(report),
         "arithmetic on counted events, not power measured on hardware"
         if source["kind"] == "run"
         else "arithmetic on given rates; nothing was counted, and no power was measured",
@@ -74,6 +75,19 @@ def both_ways(report: dict[str, Any]) -> str:
     rows = [row for row in report["prices"] if row["chosen"] or row["table"] in BOTH_WAYS]
     ratios = [(row["teacher_over_student"], row["table"]) for row in sorted(rows, key=lambda row: not row["chosen"])]
     return ", ".join(f"{'–' if ratio is None else significant(ratio)} × under {name}" for ratio, name in ratios)
+
+
+def fair_ratio(report: dict[str, Any]) -> str:
+    """Twin over student, under both conventions."""
+    twin = report["twin"]
+    ratios = [
+        f"{'–' if ratio is None else significant(ratio, 3)} × per {name}"
+        for name, ratio in twin["over_student"]["dense"].items()
+    ]
+    return (
+        f"quantised twin/student (int8 × {twin['activation_bits']} bit, {twin['basis']}): {', '.join(ratios)}; "
+        "see compare --twin"
+    )
 
 
 def report_tables(report: dict[str, Any]) -> list[Table]:
@@ -299,10 +313,35 @@ def costs_document() -> Document:
     )
     levels = [{"name": m.name, "title": m.title, "price": m.pj_per_byte} for m in MEMORY.values()]
     memory = (Column("name", "Level"), Column("title", "What"), Column("price", "Price", "number", "pJ/byte"))
+    places = [
+        {"name": p.name, "title": p.title, "weights": p.weights.name, "cache": p.cache.name, "local": p.local.name}
+        for p in PLACEMENTS.values()
+    ]
+    placed = (
+        Column("name", "Placement"),
+        Column("weights", "Weights"),
+        Column("cache", "Keys and values"),
+        Column("local", "Sums, membranes, spikes"),
+        Column("title", "What"),
+    )
+    operations = [
+        {"name": o.name, "pj": o.pj, "node": o.node_nm, "what": o.what, "boundary": o.boundary, "citation": o.citation}
+        for o in OPERATIONS.values()
+    ]
+    operated = (
+        Column("name", "Operation"),
+        Column("pj", "Price", "number", "pJ"),
+        Column("node", "Node", "number", "nm"),
+        Column("what", "What"),
+        Column("boundary", "Boundary"),
+        Column("citation", "Source"),
+    )
     tables = (
         Table("prices", "Prices", columns, prices),
         Table("sources", "Sources", described, sources),
         Table("memory", "Memory", memory, levels, MEMORY_CITATION),
+        Table("placements", "Placements of the model with memory", placed, places),
+        Table("operations", "Operations of the model with memory", operated, operations, OPERATIONS_VERIFIED),
     )
     return Document(("Cost tables", "an event without a price is reported as not costed, never as free"), tables)
 

@@ -72,6 +72,7 @@ from neuro_sim.event.kernel_base import (
     smaller,
 )
 from neuro_sim.event.kernel_head import read_out, run_head, scaled_rows
+from spikeopd.jit import can_cache
 
 Array = NDArray[Any]
 
@@ -422,14 +423,16 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
 
 
 def _entry_points(source: str) -> tuple[Any, Any]:
+    cached = can_cache(__file__)
+
     # numba's cache looks at this file only. `source` is part of the cache's key because it is a closure variable, so
     # a change of the primitives, which are inlined here, is noticed too.
-    @njit(nogil=True, cache=True)
+    @njit(nogil=True, cache=cached)
     def decode_block(plan: Array, work: Array, given: Array, thread: int, threads: int) -> int:
         run_block(plan[0], work[0], given[0], thread, threads)
         return len(source)
 
-    @njit(nogil=True, cache=True)
+    @njit(nogil=True, cache=cached)
     def project_row(weights: int, columns: int, rows: Array, factors: Array, sums: Array, wide: Array) -> int:
         scaled_rows(
             weights,

@@ -14,9 +14,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
+from spikeopd.jit import can_cache
 
 Array = NDArray[Any]
-_compile: Callable[[Any], Any] = njit(cache=True, nogil=True)
+_compile: Callable[[Any], Any] = njit(cache=can_cache(__file__), nogil=True)
 
 
 @_compile

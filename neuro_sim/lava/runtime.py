@@ -21,7 +21,6 @@ import os
 import re
 import resource
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from typing import Any
 
 from neuro_sim.lava.compat import fork_start_method, quiet_logging, require_lava
 from spikeopd.errors import SpikeOPDError
+from spikeopd.files import PrivateFolder
 
 require_lava()
 
@@ -255,10 +255,10 @@ class ForkedActors(MultiProcessing):
 
     def start(self) -> None:
         self._smm = AnonymousMemory()
-        self._dumps = tempfile.TemporaryDirectory(prefix="lava-")
+        self._dumps = PrivateFolder("spikeopd-lava-")
 
     def build_actor(self, target_fn: Any, builder: Any, exception_q: Any = None) -> Any:
-        actor = Actor(Path(self._dumps.name) / str(len(self._actors)), target_fn, builder, exception_q)
+        actor = Actor(self._dumps.path / str(len(self._actors)), target_fn, builder, exception_q)
         actor.start()
         self._actors.append(actor)
         return actor

@@ -7,7 +7,6 @@ allocated, and NIR files and Lava bundles are read by the same few lines. docs/f
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import re
@@ -35,7 +34,7 @@ from spikeopd.contracts.model import (
 )
 from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
 from spikeopd.errors import InputError
-from spikeopd.files import sha256
+from spikeopd.files import parse_json, sha256
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
 Place = Callable[[ModelShape, dict[str, Array]], None]
@@ -213,8 +212,8 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
     if size > MANIFEST_LIMIT:
         raise InputError(f"{file}: {size} bytes is too large for a manifest")
     try:
-        manifest = json.loads(file.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        manifest = parse_json(file.read_bytes().decode("utf-8"))
+    except ValueError as error:
         raise InputError(f"{file}: not valid JSON ({_short(error)}); export the bundle again") from None
     if not isinstance(manifest, dict):
         raise _wrong(file, "manifest", "a JSON object", manifest)

@@ -7,7 +7,6 @@ per-token series against the phase totals.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -24,8 +23,8 @@ from spikeopd.contracts.topology import (
     outer_macs,
     parse_shape,
 )
-from spikeopd.errors import InputError
-from spikeopd.files import write_json
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json, write_json
 
 SCHEMA = "spikeopd.run"
 VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`
@@ -34,6 +33,7 @@ BACKEND = re.compile(r"[a-z][a-z0-9_-]{0,31}")  # a name of neuro_sim.backends.B
 PRECISIONS = get_args(Precision)
 STOPS = ("length", "eos", "context", "interrupted")
 SERIES = ("spikes", "sops", "macs", "bytes")
+RUN_LIMIT = 1 << 30  # bytes; a long run has a line of counts for each of its tokens
 _LARGEST = 2**62  # sums of a few of these still fit int64
 
 
@@ -117,11 +117,11 @@ def read_run(path: Path | str) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, RUN_LIMIT)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; `spikeopd-energy example` writes one to try") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not readable JSON: {error}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not readable JSON: {short(error)}") from error
 
 
 def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None) -> Run:
@@ -196,7 +196,7 @@ class _Checker:
         self.where = where
 
     def fail(self, field: str, message: str) -> None:
-        raise InputError(f"{self.where}: field {field!r}: {message}")
+        raise InputError(f"{self.where}: field {field!r}: {short(message, 300)}")
 
     def get(self, mapping: dict[str, Any], key: str, prefix: str = "") -> Any:
         field = f"{prefix}.{key}" if prefix else key
@@ -214,7 +214,7 @@ class _Checker:
         if isinstance(value, bool) or not isinstance(value, int):
             self.fail(field, f"expected a whole number, got {value!r}")
         if not 0 <= value < _LARGEST:
-            self.fail(field, f"must be between 0 and 2^62, got {value}")
+            self.fail(field, "must be between 0 and 2^62")
         return int(value)
 
     def counts(self, value: Any, field: str, shape: tuple[int, ...]) -> Array:

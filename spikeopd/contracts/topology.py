@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
 
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
 
 EMBED_SITE = "embed"
 INPUT = "input"  # as a driver: the previous layer's h, or embed before the first layer
@@ -120,20 +120,24 @@ def parse_shape(raw: Any, where: str, num_steps: int | None = None, limit: int =
         values["word_embed_proj_dim"] = values["hidden_size"]
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < limit:
-            raise InputError(f"{where}: field {name!r} must be a whole number from 1 to 2^31, got {value!r}")
+            raise InputError(f"{where}: field {name!r} must be a whole number from 1 to 2^31, got {_show(value)}")
     for name, choices in FORMS.items():
         values[name] = raw.get(name, choices[0])
         if values[name] not in choices:
-            raise InputError(f"{where}: field {name!r} must be {' or '.join(choices)}, got {values[name]!r}")
+            raise InputError(f"{where}: field {name!r} must be {' or '.join(choices)}, got {_show(values[name])}")
     distances = values["distances"] = raw.get("distances", 0)
     if type(distances) is not int or not 0 <= distances <= DISTANCES_LIMIT:
         raise InputError(
-            f"{where}: field 'distances' must be a whole number from 0 to {DISTANCES_LIMIT}, got {distances!r}"
+            f"{where}: field 'distances' must be a whole number from 0 to {DISTANCES_LIMIT}, got {_show(distances)}"
         )
     shape = ModelShape(**values)
     if shape.hidden_size % shape.num_attention_heads:
         raise InputError(f"{where}: hidden_size {shape.hidden_size} is not a multiple of num_attention_heads")
     return shape
+
+
+def _show(value: Any) -> str:
+    return f"{value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 64 else short(repr(value))
 
 
 @dataclass(frozen=True)

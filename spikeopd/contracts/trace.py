@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from spikeopd.contracts.model import Array
-from spikeopd.contracts.topology import EMBED_SITE, LAYER_SITES
-from spikeopd.errors import InputError
+from spikeopd.contracts.topology import EMBED_SITE, LAYER_SITES, ModelShape
+from spikeopd.errors import InputError, short
 from spikeopd.files import write_bytes
 
 SiteKey = tuple[int, str]
+TRACE_LIMIT = 2 << 30  # bytes of spikes, one each, that a reader takes in
 _NAME = re.compile(r"^(\d{1,9})/(?:(\d{1,9})\.)?(\w{1,16})$")
 
 
@@ -114,36 +117,84 @@ def save_trace(path: Path | str, traces: Sequence[SpikeTrace], num_heads: int) -
     return write_bytes(path, buffer.getvalue())
 
 
-def load_trace(path: Path | str, *, attention: bool = True) -> list[SpikeTrace]:
-    """Read what `save_trace` wrote, sequence by sequence. attention=False leaves the maps out, which are large."""
+def load_trace(path: Path | str, *, attention: bool = True, shape: ModelShape | None = None) -> list[SpikeTrace]:
+    """Read what `save_trace` wrote, sequence by sequence. attention=False leaves the maps out, which are large.
+
+    shape: of the model the trace must be of; what that model does not have is refused before it is allocated.
+    """
     path = Path(path)
     traces: dict[int, SpikeTrace] = {}
     try:
-        if not zipfile.is_zipfile(path):  # numpy would read a single array too, and say odd things of an empty file
+        if not zipfile.is_zipfile(path):
             raise InputError(f"trace {path}: {'not an .npz file' if path.is_file() else 'there is no such file'}")
-        with np.load(path, allow_pickle=False) as archive:
-            for name in archive.files:
+        with zipfile.ZipFile(path) as archive:
+            room = TRACE_LIMIT
+            for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
                 match = _NAME.match(name)
                 if match is None or (match[3] == "a" and not attention):
                     continue
+                if match[3] == "tokens" or match[3] not in (EMBED_SITE, *LAYER_SITES):
+                    key = None
+                else:
+                    key = -1 if match[2] is None else int(match[2]), match[3]
+                if match[3] != "tokens" and key is None:
+                    raise ValueError(f"array {name!r}: there is no site {match[3]!r}")
+                if key is not None and (key[0] < 0) != (key[1] == EMBED_SITE):
+                    raise ValueError(f"array {name!r}: a site of a layer needs its number, and the embedding has none")
+                stored = _read_array(archive, info, room, key, shape)
+                room -= stored.nbytes
                 trace = traces.setdefault(int(match[1]), SpikeTrace())
-                if match[3] == "tokens":
-                    trace.tokens = archive[name].tolist()
-                elif match[3] in (EMBED_SITE, *LAYER_SITES):
-                    layer = -1 if match[2] is None else int(match[2])
-                    trace.sites[layer, match[3]] = _tokens_of(path, name, match[3], archive[name])
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise InputError(f"trace {path}: cannot be read ({error})") from error
+                if key is None:
+                    trace.tokens = stored.tolist()
+                else:
+                    trace.sites[key] = _tokens_of(key[1], stored)
+    except (OSError, EOFError, ValueError, TypeError, SyntaxError, NotImplementedError, RuntimeError) as error:
+        raise InputError(f"trace {path}: cannot be read ({short(error)})") from error
+    except (zipfile.BadZipFile, zlib.error, KeyError, struct.error) as error:
+        raise InputError(f"trace {path}: damaged ({short(error)})") from error
     for trace in traces.values():
         trace.sites = {key: trace.sites[key] for key in sorted(trace.sites, key=site_order)}
     return [traces[index] for index in sorted(traces)]
 
 
-def _tokens_of(path: Path, name: str, site: str, stored: Array) -> list[Array]:
-    axes = 4 if site == "a" else 3
-    if stored.ndim != axes:
-        raise InputError(f"trace {path}: array {name!r} has {stored.ndim} axes, expected {axes}")
-    spikes = np.asarray(stored, dtype=bool)
+def _read_array(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, room: int, key: SiteKey | None, shape: ModelShape | None
+) -> Array:
+    """One member as an array. Its header is checked against the member's size, the room left and the model first."""
+    name = info.filename.removesuffix(".npy")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)  # type: ignore[no-untyped-call]
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"array {name!r}: version {version} of .npy")
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        sizes, fortran, dtype = read(member)  # type: ignore[no-untyped-call]
+        due = np.dtype(np.int64) if key is None else np.dtype(bool)
+        axes = 1 if key is None else 4 if key[1] == "a" else 3
+        if dtype != due or len(sizes) != axes or fortran and min(sizes) > 1:
+            raise ValueError(f"array {name!r}: expected {due} in {axes} axes, found {dtype} {short(sizes)}")
+        if any(type(n) is not int or not 0 <= n < 1 << 40 for n in sizes):
+            raise ValueError(f"array {name!r}: shape {short(sizes)}")
+        count = math.prod(sizes) * due.itemsize
+        if count > min(room, info.file_size):
+            raise ValueError(f"array {name!r} claims {count} bytes, more than the file can hold")
+        if shape is not None and key is not None:
+            _check_sizes(name, key, sizes, shape)
+        data = member.read(count)
+    return np.frombuffer(data, due).reshape(sizes)
+
+
+def _check_sizes(name: str, key: SiteKey, sizes: tuple[int, ...], shape: ModelShape) -> None:
+    layer, site = key
+    if layer >= shape.num_hidden_layers or layer >= 0 and site not in shape.layer_sites:
+        raise ValueError(f"array {name!r}: the model has no such site in {shape.num_hidden_layers} layers")
+    tokens, steps, *rest = sizes
+    due = [shape.num_attention_heads, tokens] if site == "a" else [shape.site_size(site, 0)]
+    if tokens > shape.max_position_embeddings or steps != shape.num_steps or rest != due:
+        raise ValueError(f"array {name!r}: shape {list(sizes)}, the model has [tokens, {shape.num_steps}, {due[0]}]")
+
+
+def _tokens_of(site: str, spikes: Array) -> list[Array]:
     if site != "a":
         return list(spikes)
     return [row[:, :, : position + 1].reshape(row.shape[0], -1) for position, row in enumerate(spikes)]

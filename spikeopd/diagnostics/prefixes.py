@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from spikeopd.errors import InputError
-from spikeopd.files import write_bytes
+from spikeopd.files import parse_json, write_bytes
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import fingerprint
 from spikeopd.rollout import rollout, uniforms
@@ -97,11 +97,12 @@ def load_bank(path: Path | str) -> PrefixBank:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored[name].astype(np.int64) for name in ("prompts", "self_tokens", "corpus_tokens")]
-            about = json.loads(stored["about"].tobytes())
+            about = parse_json(stored["about"].tobytes().decode("utf-8"))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"prefix bank {path}: cannot be read ({error}); remove it to generate it anew") from error
     if (
-        about.get("format") != FORMAT
+        not isinstance(about, dict)
+        or about.get("format") != FORMAT
         or len({array.shape[0] for array in arrays}) != 1
         or any(array.ndim != 2 for array in arrays)
     ):

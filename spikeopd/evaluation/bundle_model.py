@@ -20,6 +20,7 @@ from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
 from spikeopd.evaluation.scoring import Group, Item, Scored, Tokens
 from spikeopd.quality import log_likelihoods
+from spikeopd.text.backend import read_backend
 from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
 
 Array = NDArray[Any]
@@ -133,15 +134,10 @@ def open_bundle(path: Path, tokenizer: str | None = None) -> tuple[BundleScorer,
 
 def _bundle_tokenizer(path: Path, manifest: dict[str, Any]) -> Tokenizer:
     """tokenizer.json holds no roles; the manifest's `tokens` say which ids begin and end a text."""
-    from tokenizers import Tokenizer as Backend
-
     file = path / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{path}: the bundle has no tokenizer.json; name one with --tokenizer")
-    try:
-        backend = Backend.from_file(str(file))
-    except Exception as error:  # the Rust side raises plain Exception
-        raise InputError(f"{file}: not a tokenizer ({error}); export the bundle again") from error
+    backend = read_backend(file, "export the bundle again")
     ids = manifest.get("tokens") or {}
     roles = {f"{role}_token": backend.id_to_token(ids[role]) for role in ("bos", "eos", "pad") if role in ids}
     return Tokenizer(backend, {role: token for role, token in roles.items() if token}, origin=str(file))

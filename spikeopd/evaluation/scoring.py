@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.errors import InputError
+from spikeopd.errors import CheckFailed, InputError
 
 Tokens = tuple[int, ...]
 WINDOW = 16  # neighbours among which a shared beginning is looked for: more than any question has choices
@@ -136,6 +136,8 @@ def score(
     groups = plan(list(copies), scorer.shares)
     for batch in batches(groups, limits or Limits(), scorer):
         for group, answers in zip(batch, scorer.run(batch), strict=True):
+            if not all(np.isfinite(answer.logprobs).all() for answer in answers):
+                raise CheckFailed("the model's log-likelihoods are not finite; its weights are damaged or overflow")
             results.update(zip(group.items, answers, strict=True))
         if advance:
             advance(sum(copies[item] for group in batch for item in group.items))

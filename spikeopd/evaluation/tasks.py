@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spikeopd.errors import ConfigError, InputError
-from spikeopd.files import write_text
+from spikeopd.errors import ConfigError, InputError, short
+from spikeopd.files import parse_json, write_text
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 
@@ -112,12 +112,12 @@ def check_records(benchmark: Benchmark, path: Path) -> None:
     try:
         with _opened(path) as file:
             line = file.readline()
-        record = json.loads(line)
+        record = parse_json(line)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch it again") from error
     except ValueError as error:
-        raise InputError(f"{path}:1: not a JSON object ({error}); one object per line is expected") from error
-    lacking = [name for name in benchmark.fields if not isinstance(record, dict) or name not in record]
+        raise InputError(f"{path}:1: not a JSON object ({short(error)}); one object per line is expected") from error
+    lacking = [name for name in benchmark.fields if not isinstance(record, dict) or record.get(name) is None]
     if lacking:
         raise InputError(
             f"{path}:1: no field '{lacking[0]}'; {benchmark.name} needs {', '.join(benchmark.fields)}, "

@@ -1,0 +1,1 @@
+"""Training: the two stages, the controls of the second, and what they share."""

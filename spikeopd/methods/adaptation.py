@@ -58,9 +58,10 @@ class Adaptation(Run[Q]):
         show = ("loss", "opd", "adj", "dist4")
         super().__init__(setup, log, "stage2", policy, resume=resume, guard=guard, show=show)
         self.reference, self.watcher = reference, guard
+        self.identity = {**self.identity, "student to start from": fingerprint(reference)}
         self._frozen = {
             "teacher": (setup.teacher, self.identity["teacher"]),
-            "reference": (reference, fingerprint(reference)),
+            "reference": (reference, self.identity["student to start from"]),
         }
 
     def measure(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A stage under way. `Run` owns resuming, logging, saving and stopping, so that a stage is one plain loop:
+"""A stage under way: `Run` owns Adam, resuming, logging, saving and stopping, so that a stage is one plain loop:
 
 for update in run.updates(options.updates):
     for part in run.micro_batches(parts):
@@ -269,27 +269,23 @@ class Run(Generic[O]):
         checkpoint.save(self.checkpoints, self.done, self.parallel, self.optimizer, record, main=main, keep=keep)
 
     def _load_newest(self) -> int:
-        """Load the newest checkpoint, if there is one; refuse it when teacher, tokenizer or data have changed."""
-        found = checkpoint.checkpoints(self.checkpoints)
-        if not found:
+        """Load the newest good checkpoint, if there is one; refuse it when teacher, tokenizer or data have changed."""
+        found = checkpoint.newest_good(self.checkpoints, self.runlog.warn)
+        if found is None:
             return 0
-        record = checkpoint.read_state(found[-1])
+        record = checkpoint.read_state(found)
         changed = [name for name, value in self.identity.items() if record["identity"].get(name) != value]
         if changed:
             raise InputError(
-                f"{self.stage}: cannot resume from {found[-1]}: the {' and the '.join(changed)} differ from the run's; "
+                f"{self.stage}: cannot resume from {found}: the {' and the '.join(changed)} differ from the run's; "
                 "restore them, or begin a new run with another --output"
             )
-        checkpoint.load(found[-1], self.parallel, self.optimizer)
+        checkpoint.load(found, self.parallel, self.optimizer)
         if self.guard:
             self.guard.restore(record["extra"])
         return int(record["update"])
 
     def return_to(self, update: int) -> int | None:
         """Load the newest checkpoint of at most this update; returns its update, None if there is none."""
-        for path in reversed(checkpoint.checkpoints(self.checkpoints)):
-            found = int(checkpoint.read_state(path)["update"])
-            if found <= update:
-                checkpoint.load(path, self.parallel, None)
-                return found
-        return None
+        found = checkpoint.newest_good(self.checkpoints, self.runlog.warn, at_most=update)
+        return None if found is None else int(checkpoint.load(found, self.parallel, None)["update"])

@@ -1,0 +1,1 @@
+"""The spiking student, its neuron and attention, and the frozen teacher. torch."""

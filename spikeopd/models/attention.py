@@ -39,7 +39,9 @@ def _matmul(x: Tensor, y: Tensor) -> Tensor:
     return x @ y
 
 
-def causal_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: int, device, dtype) -> Tensor:
+def causal_mask(
+    attention_mask: Tensor | None, batch: int, queries: int, keys: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     """M[b, i, j] = m_i m_j 1[j <= i]; the queries are the last of the keys. attention_mask [batch, keys]."""
     position = torch.arange(keys, device=device)
     mask = (position[None, :] <= position[keys - queries :, None]).to(dtype)[None, None].expand(batch, 1, -1, -1)
@@ -49,7 +51,9 @@ def causal_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: i
     return mask * valid[:, None, None, :] * valid[:, None, keys - queries :, None]
 
 
-def key_distance(attention_mask: Tensor | None, queries: int, keys: int, distances: int, device) -> Tensor:
+def key_distance(
+    attention_mask: Tensor | None, queries: int, keys: int, distances: int, device: torch.device
+) -> Tensor:
     """min(i - j, distances - 1) of every pair, [query, key], or [batch, query, key] where the mask hides tokens:
     distances count real tokens, as positions do. Pairs that causality forbids get 0.
     """

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
         bos_token_id: int | None = 2,
         eos_token_id: int | None = 2,
         tie_word_embeddings: bool = True,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -138,7 +138,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
                 "model: deploy_precision needs readout 'residual' and a token table as wide as the residual stream"
             )
         super().__init__(
-            pad_token_id=pad_token_id,
+            pad_token_id=pad_token_id,  # type: ignore[call-arg]  # a dataclass that takes more than it says
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
             tie_word_embeddings=tie_word_embeddings,
@@ -252,6 +252,10 @@ class SpikeLinear(nn.Linear):
 class BiSpikCLMBlock(GradientCheckpointingLayer):
     """One block; no LayerNorm, softmax or real multiply inside."""
 
+    threshold: Tensor
+    log_threshold_h: nn.Parameter | None
+    bias_h: nn.Parameter | None
+
     def __init__(self, config: BiSpikCLMConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
@@ -343,7 +347,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         f = fire("f", self.fc1(fire("x", h)))
         h = write(h, "y", self.fc2(f))
         last = self.index == config.num_hidden_layers - 1
-        if last and self.training and self.bias_h is not None and config.readout == "residual":
+        if last and self.training and self.log_threshold_h is not None and self.bias_h is not None:
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         return fire("h", h), h, kept, membranes
@@ -391,7 +395,7 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
             nn.init.constant_(module.embed_gain, config.threshold / config.initializer_range)
             nn.init.zeros_(module.embed_bias)
             nn.init.zeros_(module.logit_scale)
-            if config.neurons == "own":
+            if module.log_threshold_embed is not None and module.bias_embed is not None:
                 nn.init.constant_(module.log_threshold_embed, math.log(config.threshold))
                 nn.init.zeros_(module.bias_embed)
             nn.init.constant_(module.threshold, config.threshold)
@@ -399,6 +403,8 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
 
 class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
     """The student without the output table: tokens to the normalised features that meet it."""
+
+    threshold: Tensor
 
     def __init__(self, config: BiSpikCLMConfig) -> None:
         super().__init__(config)
@@ -423,7 +429,7 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:  # type: ignore[override]  # any Module there
         self.embed_tokens = value
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
@@ -467,7 +473,7 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         recorder: Recorder | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         config = self.config
         batch, length = input_ids.shape
@@ -509,7 +515,7 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
         return BaseModelOutputWithPast(
-            last_hidden_state=self.read(x, h),
+            last_hidden_state=self.read(x, h),  # type: ignore[arg-type]  # float or, deployed, double
             past_key_values=past_key_values if use_cache else None,
         )
 
@@ -563,7 +569,7 @@ class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         recorder: Recorder | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """`logits_to_keep` as everywhere in transformers: logits of the last so many tokens only (0: of all)."""
         output = self.model(

@@ -1,5 +1,7 @@
-r"""The integers of the deployable model (`spikeopd.contracts`) as floats: every value on a dyadic grid, so that float32
-computes what the integers compute, exactly and in any order. Gradients pass straight through the rounding.
+r"""The integers of the deployable model as floats on a dyadic grid: training computes what is deployed.
+
+float32 then adds what the integers of `spikeopd.contracts` add, exactly and in any order. Gradients pass straight
+through the rounding.
 
     weights      sigma_n * k, |k| <= 127, sigma_n = 2**ceil(log2(max |W_n| / 127))   one scale per output neuron
     q, k, v, f   membrane unit sigma_n / 2**WEIGHT_SHIFT; threshold and bias in it
@@ -13,6 +15,7 @@ computes what the integers compute, exactly and in any order. Gradients pass str
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +34,11 @@ HEAD_SIGMAS = 8.0  # a normalised feature further out than this is clipped
 
 class _Straight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, exact: Tensor, smooth: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, exact: Tensor, smooth: Tensor) -> Tensor:
         return exact.to(smooth.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, grad
 
 

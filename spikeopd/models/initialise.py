@@ -1,10 +1,13 @@
-"""How a student starts: embeddings and final LayerNorm from the teacher, blocks random or from the teacher, then
-one calibration pass that brings every projection's current to the scale of its threshold.
+"""How a student starts: from its teacher, or at random, and calibrated to its thresholds.
+
+Embeddings and final LayerNorm always come from the teacher; one calibration pass then brings every projection's
+current to the scale of its threshold.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,25 +31,9 @@ WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual
 
 def build_student(model: ModelConfig, **special_tokens: int | None) -> BiSpikCLMForCausalLM:
     """An untrained student of the configured shape."""
-    return BiSpikCLMForCausalLM(
-        BiSpikCLMConfig(
-            vocab_size=model.vocab_size,
-            hidden_size=model.hidden_size,
-            num_hidden_layers=model.num_hidden_layers,
-            num_attention_heads=model.num_attention_heads,
-            ffn_dim=model.ffn_dim,
-            max_position_embeddings=model.max_position_embeddings,
-            word_embed_proj_dim=model.word_embed_proj_dim,
-            num_steps=model.num_steps,
-            alpha=model.alpha,
-            threshold=model.threshold,
-            xi=model.xi,
-            grid_bits=model.grid_bits,
-            neuron=model.neuron,
-            **{name: getattr(model, name) for name in BLOCKS["paper"]},
-            **special_tokens,
-        )
-    )
+    same = ("num_steps", "alpha", "threshold", "xi", "grid_bits", "neuron", *BLOCKS["paper"])
+    options: dict[str, Any] = model.sizes() | {name: getattr(model, name) for name in same} | special_tokens
+    return BiSpikCLMForCausalLM(BiSpikCLMConfig(**options))
 
 
 @torch.no_grad()
@@ -59,7 +46,7 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     base = student.model
     done: dict[str, str] = {}
 
-    def copy(part: str, mine: Tensor | None, theirs: Tensor | None) -> None:
+    def copy(part: str, mine: Tensor | None, theirs: Any) -> None:
         if mine is None:
             return
         if theirs is None:
@@ -71,12 +58,12 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
             mine[:rows].copy_(theirs[:rows])
             done[part] = "copied"
 
-    table = teacher.get_input_embeddings().weight
+    table: Any = teacher.get_input_embeddings().weight
     copy("token table", base.embed_tokens.weight, table)
-    output = teacher.get_output_embeddings()
+    output: Any = teacher.get_output_embeddings()
     shared = output is not None and output.weight.data_ptr() == table.data_ptr()
     done["output head"] = "the token table" + ("" if shared else "; the teacher's own is not copied")
-    decoder = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
+    decoder: Any = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
     copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
     norm = decoder and decoder.final_layer_norm
     copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
@@ -95,7 +82,7 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     return done
 
 
-def _copy_block(block: BiSpikCLMBlock, layer: nn.Module) -> None:
+def _copy_block(block: BiSpikCLMBlock, layer: Any) -> None:
     attention = layer.self_attn
     for name, mine, theirs in (
         ("q_proj", block.q_proj, attention.q_proj),

@@ -16,7 +16,9 @@ from numba import njit, prange
 from torch import Tensor
 
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
+from spikeopd.jit import can_cache
 
+_CACHE = can_cache(__file__)
 _ENABLED = os.environ.get("SPIKEOPD_LIF", "auto") != "torch"
 _CHUNK = 2048  # elements a thread works on at a time: five float32 streams of it stay in the first-level cache
 
@@ -60,7 +62,7 @@ def _shape(current: Tensor, threshold: Tensor) -> tuple[int, int, int]:
 
 def _threads() -> int:
     """Follow torch's thread count, so that one setting governs a run."""
-    threads = max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    threads = max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]  # set when numba starts
     if threads > 1:
         numba.set_num_threads(threads)
     return threads
@@ -129,7 +131,7 @@ def backward(
 # with one thread: waking the pool would only cost time.
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
     steps, _, length = current.shape
     rest = np.zeros(min(_CHUNK, length), np.float32)
@@ -155,13 +157,13 @@ def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spik
                 before, fired = u, s
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@njit(parallel=True, cache=_CACHE, nogil=True)
 def _forward_parallel(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
     for row in prange(first, last):
         _forward_rows(row, row + 1, current, threshold, repeat, alpha, membrane, spikes)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
     """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it."""
     steps, _, length = current.shape
@@ -195,13 +197,13 @@ def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane
                 before, fired = u, s
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@njit(parallel=True, cache=_CACHE, nogil=True)
 def _integer_parallel(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
     for row in prange(first, last):
         _integer_rows(row, row + 1, current, threshold, unit, repeat, decay, membrane, spikes)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
     steps, _, length = current.shape
     rest, membrane = np.zeros(min(_CHUNK, length), np.float32), np.empty(min(_CHUNK, length), np.float32)
@@ -228,13 +230,13 @@ def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # typ
                 fired = s
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@njit(parallel=True, cache=_CACHE, nogil=True)
 def _spikes_parallel(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
     for row in prange(first, last):
         _spikes_rows(row, row + 1, current, threshold, repeat, alpha, spikes)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+@njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def _threshold_part(t, a, following, now, before, threshold, scale, scaled, repeat, row, alpha, out, lo):  # type: ignore[no-untyped-def]
     zero, one = np.float32(0), np.float32(1)
     reset = np.float32(1 if t > 0 else 0)
@@ -252,7 +254,7 @@ def _threshold_part(t, a, following, now, before, threshold, scale, scaled, repe
 
 
 # The two loops are apart because LLVM vectorises a loop only while it can check its arrays for overlap.
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+@njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def _backward_rows(first, last, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     steps, _, length = membrane.shape
     wanted = partial.shape[0] > 0
@@ -282,7 +284,7 @@ def _backward_rows(first, last, grad, membrane, threshold, scale, scaled, repeat
                                     repeat, row, alpha, partial[row], lo)  # fmt: skip
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@njit(parallel=True, cache=_CACHE, nogil=True)
 def _backward_parallel(first, last, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     for row in prange(first, last):
         _backward_rows(

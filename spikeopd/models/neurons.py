@@ -11,6 +11,7 @@ With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, a u
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,8 +117,8 @@ class _LIF(torch.autograd.Function):
     """Saves the membranes only: spikes are recomputed from them."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool, unit: Tensor | None
+    def forward(
+        ctx: Any, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool, unit: Tensor | None
     ) -> Tensor:
         threshold = threshold.to(current.dtype)
         if lif_cpu.usable(current, threshold):
@@ -129,7 +130,7 @@ class _LIF(torch.autograd.Function):
         return spikes
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         membrane, threshold = ctx.saved_tensors
         if lif_cpu.usable(membrane, threshold):
             learned = ctx.needs_input_grad[1]

@@ -7,6 +7,7 @@ backward  psi(v) = (xi / 2) / (1 + (pi xi v / 2)^2)  <=  xi / 2
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,13 @@ def psi(v: Tensor, xi: float) -> Tensor:
 
 class _Spike(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, v: Tensor, xi: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, v: Tensor, xi: float) -> Tensor:
         ctx.save_for_backward(v)
         ctx.xi = xi
         return (v >= 0).to(v.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (v,) = ctx.saved_tensors
         return grad * psi(v, ctx.xi), None
 

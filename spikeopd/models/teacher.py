@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from spikeopd.config import Config
 from spikeopd.errors import InputError
+from spikeopd.students import SAFE, check_complete, check_weights, read_model_config
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 PADDING_ROWS = 1024
@@ -50,12 +51,13 @@ def load_teacher(
 ) -> PreTrainedModel:
     """Load and freeze. Eager attention, because the fused kernels do not return attention maps.
 
-    A `.gguf` file is read through transformers' own reader.
+    Safetensors, or a `.gguf` file through transformers' own reader; never a pickle.
     """
-    options: dict[str, object] = {"dtype": dtype}
+    options: dict[str, object] = {"dtype": dtype, **SAFE}
     if attentions:
         options["attn_implementation"] = "eager"
-    model = _from_pretrained(AutoModelForCausalLM, name_or_path, options)
+    model, info = _from_pretrained(AutoModelForCausalLM, name_or_path, options, weights=True)
+    check_complete(info, f"teacher: {name_or_path}")
     if tokenizer_size is not None:
         check_vocabulary(model.config.vocab_size, tokenizer_size, f"teacher {name_or_path!r}")
     return freeze(model)
@@ -66,7 +68,7 @@ def load_teacher_config(name_or_path: str) -> Any:
     return _from_pretrained(AutoConfig, name_or_path, {}).get_text_config()
 
 
-def _from_pretrained(kind: Any, name_or_path: str, options: dict[str, object]) -> Any:
+def _from_pretrained(kind: Any, name_or_path: str, options: dict[str, object], *, weights: bool = False) -> Any:
     where = resolve(name_or_path)
     path = Path(where).expanduser()
     if path.suffix == ".gguf":
@@ -77,12 +79,16 @@ def _from_pretrained(kind: Any, name_or_path: str, options: dict[str, object]) -
         raise InputError(f"teacher: {where} has no config.json; give a Hugging Face model directory or a hub name")
     elif not path.exists() and (where.startswith((".", "/", "~")) or where.count("/") > 1):
         raise InputError(f"teacher: no such directory {where}; give a Hugging Face model directory or a hub name")
+    if path.is_dir():
+        read_model_config(path, f"teacher: {name_or_path}")
+        if weights:
+            check_weights(path, f"teacher: {name_or_path}")
     try:
         return kind.from_pretrained(str(path) if path.is_dir() else where, **options)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"teacher: cannot load {name_or_path!r} as a causal language model: {reason}") from error
-    except Exception as error:  # safetensors raises its own type for a corrupt file
+    except Exception as error:
         if type(error).__name__ != "SafetensorError":
             raise
         raise InputError(f"teacher: the weights in {name_or_path!r} are corrupt ({error}); fetch them again") from error
@@ -180,7 +186,7 @@ def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool)
 
 
 @contextmanager
-def _last_layer_output(base: nn.Module) -> Iterator[list[Tensor]]:
+def _last_layer_output(base: Any) -> Iterator[list[Tensor]]:
     kept: list[Tensor] = []
     if not hasattr(base, "layers"):  # GPT-2 calls them h, and reports them whole
         yield kept

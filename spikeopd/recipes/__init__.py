@@ -1,0 +1,1 @@
+"""Shipped runs: `spikeopd-train --config NAME`."""

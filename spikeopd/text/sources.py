@@ -16,7 +16,6 @@ import contextlib
 import glob
 import gzip
 import hashlib
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from spikeopd.errors import BackendMissing, InputError
+from spikeopd.errors import BackendMissing, InputError, short
+from spikeopd.files import parse_json
 from spikeopd.text import python_docs
 from spikeopd.text.guard import benchmark_name, benchmark_record, refuse
 
@@ -174,9 +174,11 @@ class JsonlFiles(_Files):
                 continue
             where = f"{path}:{number}"
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError as error:
-                raise InputError(f"{where}: not a JSON object ({error}); one object per line is expected") from error
+                raise InputError(
+                    f"{where}: not a JSON object ({short(error)}); one object per line is expected"
+                ) from error
             if not isinstance(record, dict):
                 raise InputError(f"{where}: expected a JSON object, got {type(record).__name__}")
             yield where, record
@@ -237,7 +239,7 @@ def _split_field(rest: str) -> tuple[str, str]:
 def _field_text(where: str, record: Mapping[str, Any], field: str, name: str) -> str:
     refuse(where, benchmark_record(record))
     if field not in record:
-        fields = ", ".join(map(str, record)) or "no field"
+        fields = short(", ".join(map(str, record))) or "no field"
         raise InputError(f"{where}: no field '{field}' (there is: {fields}); name it: {name.partition('#')[0]}#FIELD")
     value = record[field]
     if not isinstance(value, str):
@@ -250,7 +252,7 @@ def _json_records(text: str) -> Iterator[Mapping[str, Any]]:
     for part in [text] if text.lstrip().startswith("[") else text.splitlines():
         if part.lstrip().startswith(("{", "[")):
             with contextlib.suppress(ValueError):
-                content = json.loads(part)
+                content = parse_json(part)
                 entries = content if isinstance(content, list) else [content]
                 yield from (entry for entry in entries if isinstance(entry, dict))
 

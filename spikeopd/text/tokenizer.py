@@ -14,8 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spikeopd.errors import InputError
-from spikeopd.files import write_json, write_text
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json, write_json, write_text
+from spikeopd.text.backend import read_backend, rust_errors
 from spikeopd.text.sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Tokenizer:
         number = self.backend.token_to_id(token) if token else None
         if number is None:
             raise InputError(
-                f"{self.origin}: the tokenizer has no {role} ({token!r}); name it in tokenizer_config.json"
+                f"{self.origin}: the tokenizer has no {role} ({short(repr(token))}); name it in tokenizer_config.json"
             )
         return int(number)
 
@@ -88,11 +89,13 @@ class Tokenizer:
         return self.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with rust_errors(f"{self.origin}: the tokenizer fails", "save it again"):
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        with rust_errors(f"{self.origin}: the tokenizer fails", "save it again"):
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
@@ -139,7 +142,7 @@ def load_tokenizer(path_or_name: Path | str = TINY, framing: Framing = "auto") -
     path = Path(path_or_name).expanduser()
     if path.is_file():
         # The named file, whatever its name: another tokenizer.json may lie beside it.
-        return _with_roles(_backend_from_file(path), path.parent, str(path), framing)
+        return _with_roles(read_backend(path), path.parent, str(path), framing)
     if path.is_dir():
         return _from_directory(path, str(path), framing)
     return _from_directory(_download(str(path_or_name)), str(path_or_name), framing)
@@ -221,7 +224,7 @@ def _with_roles(backend: Backend, directory: Path, origin: str, framing: Framing
 
 def _from_directory(directory: Path, origin: str, framing: Framing) -> Tokenizer:
     if (directory / "tokenizer.json").is_file():
-        return _with_roles(_backend_from_file(directory / "tokenizer.json"), directory, origin, framing)
+        return _with_roles(read_backend(directory / "tokenizer.json"), directory, origin, framing)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
         settings = _settings(directory)
         roles = {**OPT_ROLES, **{role: settings[role] for role in OPT_ROLES if isinstance(settings.get(role), str)}}
@@ -232,25 +235,12 @@ def _from_directory(directory: Path, origin: str, framing: Framing) -> Tokenizer
     )
 
 
-def _backend_from_file(file: Path) -> Backend:
-    from tokenizers import Tokenizer as Backend
-
-    try:
-        return Backend.from_file(str(file))
-    except Exception as error:  # the Rust side raises plain Exception
-        raise InputError(f"{file}: not a tokenizer file ({' '.join(str(error).split())}); save it again") from error
-
-
 def _opt_backend(directory: Path) -> Backend:
     from tokenizers import AddedToken, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    try:
+    with rust_errors(f"{directory}: vocab.json and merges.txt cannot be read", "fetch them again"):
         backend = Backend(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
-    except Exception as error:  # the Rust side raises plain Exception
-        raise InputError(
-            f"{directory}: vocab.json and merges.txt cannot be read ({error}); fetch them again"
-        ) from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     known = [token for token in SPECIAL_TOKENS if backend.token_to_id(token) is not None]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in known])
@@ -280,9 +270,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: not valid JSON ({error}); save the tokenizer again") from error
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not valid JSON ({short(error)}); save the tokenizer again") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: not a JSON object; save the tokenizer again")
     return content

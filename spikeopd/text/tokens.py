@@ -2,7 +2,7 @@
 
 The cache is one memory-mapped `.npy` per (text, tokenizer, split), named by content: another text or another tokenizer
 is another file, so a stale cache cannot be read. It is written beside its place and renamed, under a lock: of several
-processes one tokenises and the others wait.
+processes one tokenises and the others wait. A `.json` beside it holds a checksum over both; what fails it is made anew.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from spikeopd.errors import ConfigError, InputError
-from spikeopd.files import write_json
+from spikeopd.errors import ConfigError, InputError, say
+from spikeopd.files import read_json, sha256, write_json
 from spikeopd.text.sources import Source, Split, open_source
 from spikeopd.text.tokenizer import Tokenizer
 
@@ -81,7 +81,7 @@ def prepare(
         key += " framed by both"
     fingerprint = hashlib.sha256(key.encode()).hexdigest()
     path = folder / f"{split}-{fingerprint[:32]}.npy"
-    found = _read(path, source.name, split, fingerprint)
+    found = _read(path, source.name, split, fingerprint, quiet=True)  # another process may be writing it
     if found is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -136,16 +136,26 @@ def _windows_available(data: TokenData, length: int) -> int:
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, name: str, split: str, fingerprint: str) -> TokenData | None:
-    """The cached tokens, or None when there are none or the file is damaged (it is then made anew)."""
-    try:
-        meta = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        if meta["fingerprint"] != fingerprint or len(tokens) != meta["tokens"]:
-            return None
-        return TokenData(tokens, fingerprint, name, split, meta["documents"], meta["text_bytes"])
-    except (OSError, ValueError, KeyError, EOFError):
+def _read(path: Path, name: str, split: str, fingerprint: str, *, quiet: bool = False) -> TokenData | None:
+    """The cached tokens; None when there are none, or when the files are not what was written (which is said)."""
+    if not path.is_file() or not path.with_suffix(".json").is_file():
         return None
+    try:
+        meta = read_json(path.with_suffix(".json"))
+        if meta["fingerprint"] != fingerprint or meta["sha256"] != _seal(meta, path):
+            raise ValueError("its checksum differs")
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        return TokenData(tokens, fingerprint, name, split, meta["documents"], meta["text_bytes"])
+    except (OSError, ValueError, TypeError, KeyError, EOFError):
+        if not quiet:
+            say(f"token cache {path} is damaged or of an older version; the text is tokenised again")
+        return None
+
+
+def _seal(meta: dict[str, Any], path: Path) -> str:
+    """One checksum over the tokens and what is said of them."""
+    said = json.dumps({name: value for name, value in meta.items() if name != "sha256"}, sort_keys=True)
+    return hashlib.sha256(f"{sha256(path)} {said}".encode()).hexdigest()
 
 
 def _write(
@@ -197,7 +207,7 @@ def _write(
             "documents": documents,
             "text_bytes": text_bytes,
         }
-        write_json(path.with_suffix(".json"), meta)
+        write_json(path.with_suffix(".json"), meta | {"sha256": _seal(meta, temporary)})
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Counts the operations of recorded blocks with NeuroBench and SpikingJelly. Runs in their environment, not in ours.
+"""Counts operations and memory accesses of recorded blocks with NeuroBench and SpikingJelly, in their environment.
 
     python energy_counters.py BLOCKS.npz
 
@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from neurobench.metrics.workload import SynapticOperations
 from neurobench.models import TorchModel
-from spikingjelly.activation_based.op_counter import DispatchCounterMode, SynOpCounter
+from spikingjelly.activation_based.neuron import LIFNode
+from spikingjelly.activation_based.op_counter import (
+    DispatchCounterMode,
+    LemaireEnergyCostConfig,
+    SynOpCounter,
+    estimate_lemaire_energy,
+)
 
 
 def neurobench_counts(spikes: np.ndarray, weight: np.ndarray) -> dict[str, int]:
@@ -42,13 +48,31 @@ def spikingjelly_count(left: np.ndarray, right: np.ndarray) -> int:
     return int(counter.get_total())
 
 
-def projection(spikes: np.ndarray, weight: np.ndarray) -> dict[str, int]:
+def lemaire(model: torch.nn.Module, data: np.ndarray) -> dict[str, float]:
+    """Lemaire et al. 2022 as SpikingJelly has it: accesses in words of 32 bits, energies, sizes of the stores."""
+    report = estimate_lemaire_energy(model, torch.from_numpy(data.astype(np.float32)))
+    words = {key.replace("bytes", "words"): value // 4 for key, value in report.counts.items() if "bytes" in key}
+    return {**report.counts, **words, **report.breakdown_pj, **report.buffer_sizes_bytes, "total_pj": report.total_pj}
+
+
+def lemaire_synapses(spikes: np.ndarray, weight: np.ndarray) -> dict[str, float]:
+    return lemaire(torch.nn.Linear(*weight.shape, bias=False), spikes)
+
+
+def lemaire_neurons(spikes: np.ndarray) -> dict[str, float]:
+    """A LIF of which exactly the recorded neurons fire: v = x / 2 reaches its threshold of 1 where x is 2."""
+    return lemaire(LIFNode(tau=2.0, v_threshold=1.0, v_reset=0.0, step_mode="s"), 2 * spikes)
+
+
+def projection(spikes: np.ndarray, weight: np.ndarray) -> dict:
     counts = neurobench_counts(spikes, weight)
     return {
         "neurobench_acs": counts["Effective_ACs"],
         "neurobench_macs": counts["Effective_MACs"],
         "neurobench_dense": counts["Dense"],
         "spikingjelly": spikingjelly_count(spikes, weight),
+        "lemaire": lemaire_synapses(spikes, weight),
+        "lemaire_neurons": lemaire_neurons(spikes),
     }
 
 
@@ -89,7 +113,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, a: list[np.ndarray]) 
 def main(path: str) -> None:
     with np.load(path, allow_pickle=False) as archive:
         blocks = {name: archive[name].astype(np.int64) for name in archive.files}
-    result: dict[str, dict[str, int]] = {}
+    result: dict[str, dict] = {}
     for name in blocks:
         if name.endswith(".spikes"):
             stem = name.removesuffix(".spikes")
@@ -98,6 +122,13 @@ def main(path: str) -> None:
         q = blocks[f"{layer}.q"]
         a = [blocks[f"{layer}.a.{token}"] for token in range(len(q))]
         result[f"{layer}.attention"] = attention(q, blocks[f"{layer}.k"], blocks[f"{layer}.v"], a)
+    prices = LemaireEnergyCostConfig()
+    result["lemaire_prices"] = {
+        "add": prices.e_add_pj,
+        "mul": prices.e_mul_pj,
+        **{f"sram-{size}": prices.memory_cost_pj(bytes_) for size, bytes_ in
+           (("8kb", 8 * 1024), ("32kb", 32 * 1024), ("1mb", 1024 * 1024))},
+    }  # fmt: skip
     json.dump(result, sys.stdout)
 
 

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from random_models import PLUS, random_model, random_shape
 
+from energy.costs import MEMORY, OPERATIONS
+from energy.flops import keys_of_sequence
+from energy.memory import activity_work, student_tally
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import Activity, SpikeTrace
 from spikeopd.contracts.topology import layer_macs
@@ -66,7 +69,7 @@ def counted(form: str) -> tuple[Activity, dict[str, np.ndarray]]:
     return total, blocks
 
 
-Counts = dict[str, dict[str, int]]
+Counts = dict[str, dict]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -137,3 +140,68 @@ def test_attention(others: Counts, form: str, layer: int) -> None:
     assert found["spikingjelly_square_pairs"] > ours(
         form, "coincidence", layer, "additions"
     )  # it also counts the future
+
+
+def lemaire(others: Counts, key: str, part: str = "lemaire") -> float:
+    """One of Lemaire's counts, over every projection of every layer."""
+    return sum(others[f"{layer}.{name}"][part][key] for layer in range(LAYERS) for name in PROJECTIONS)
+
+
+def test_memory_accesses_are_lemaires(others: Counts, form: str) -> None:
+    """Per spike: as many reads of weights, reads and writes of sums, and addresses as SpikingJelly counts.
+
+    It knows Linear and LIF alone, so the attention's synapses and the gains are added from our own counts.
+    """
+    activity, blocks = counted(form)
+    tally = student_tally(activity_work(SHAPES[form], activity, keys_of_sequence(TOKENS)), "spike").blocks
+    gains = sum(int(table.sum()) for name, table in activity.sops.items() if name == "residual")
+    attention = sum(int(activity.sops[name].sum()) for name in ("coincidence", "av"))
+    assert tally["weight_read"] - gains == lemaire(others, "read_params_words") > 0
+    assert tally["sum_read"] - attention == lemaire(others, "read_potential_words")
+    assert tally["sum_write"] - attention == lemaire(others, "write_potential_words")
+    assert tally["address"] - attention - gains == lemaire(others, "acc_addr")
+    assert tally["ac"] - attention - gains == lemaire(others, "ac")
+    assert lemaire(others, "mac") == 0
+    # A spike is read once by every component it drives; SpikingJelly reads it for each of the three matrices of qkv.
+    read = lemaire(others, "read_in_words") - sum(
+        int(blocks[f"{layer}.{name}.spikes"].sum()) for layer in range(LAYERS) for name in ("w_k", "w_v")
+    )
+    others_read = sum(int(activity.spikes[site].sum()) for site in ("q", "a", "o", "y") if site in activity.spikes)
+    assert tally["spike_read"] == pytest.approx(read + others_read + int(activity.spikes["h"][-1].sum()))
+
+
+def test_neuron_updates_are_lemaires(others: Counts, form: str) -> None:
+    """A LIF is read, multiplied and written once per neuron and step, silent or not; a spike is written once."""
+    blocks = counted(form)[1]
+    for layer in range(LAYERS):
+        for name in PROJECTIONS:
+            spikes, found = blocks[f"{layer}.{name}.spikes"], others[f"{layer}.{name}"]["lemaire_neurons"]
+            assert found["read_potential_words"] == found["write_potential_words"] == found["mac"] == spikes.size
+            assert found["write_out_words"] == spikes.sum() > 0
+
+
+def test_memory_prices_are_lemaires(others: Counts) -> None:
+    """The same additions and products; the same SRAM figures, which it charges per 32 bits and we per 64."""
+    prices = others["lemaire_prices"]
+    assert prices["add"] == OPERATIONS["ac"].pj == OPERATIONS["address"].pj
+    assert prices["add"] + prices["mul"] == pytest.approx(OPERATIONS["update"].pj)
+    for name in ("sram-8kb", "sram-32kb", "sram-1mb"):
+        assert prices[name] == 2 * MEMORY[name].pj_per_byte
+
+
+def test_a_projections_whole_bill_is_lemaires(others: Counts, form: str) -> None:
+    """Our counts at its widths and prices: its total, to the last pJ."""
+    add = OPERATIONS["ac"].pj
+    for layer in range(LAYERS):
+        for name in PROJECTIONS:
+            found, spikes = others[f"{layer}.{name}"]["lemaire"], counted(form)[1][f"{layer}.{name}.spikes"]
+            weight = counted(form)[1][f"{layer}.{name}.weight"]
+            synapses = int(spikes.sum()) * weight.shape[1]
+            local = sram(4 * len(spikes) * weight.shape[1])  # its sums: every row is one sample here
+            mine = 2 * synapses * add + 4 * synapses * sram(4 * weight.size) + 8 * synapses * local
+            assert mine + 4 * int(spikes.sum()) * sram(4000) == pytest.approx(found["total_pj"])
+
+
+def sram(size: float) -> float:
+    """pJ per byte as Lemaire et al. interpolate: 0 at 0 bytes, then 10, 20 and 100 pJ per 32 bits."""
+    return float(np.interp(size, (0, 8192, 32768, 1048576), (0, 2.5, 5, 25)))

@@ -10,8 +10,18 @@ from random_models import PLUS, random_shape
 from random_runs import make_run, small_shape
 
 import energy
-from energy.costs import COSTS, CostTable
+from energy.costs import COSTS, PLACEMENTS, CostTable, Placement
 from energy.flops import dense_shape, keys_of_sequence, opt_macs
+from energy.memory import (
+    CONVENTIONS,
+    activity_work,
+    cheaper_bands,
+    estimated_work,
+    student_tally,
+    twin_tally,
+    uniform_curve,
+)
+from energy.memory import total as billed
 from energy.models import (
     Hops,
     break_even_rate,
@@ -218,6 +228,62 @@ def test_at_the_break_even_rate_both_cost_the_same(shape, tokens, costs, per_spi
         assert rate >= 0
         reached = total(estimated_lines(shape, uniform_rates(shape, rate), tokens, keys, costs, per_spike))
         assert reached == pytest.approx(teacher, rel=1e-6)
+
+
+placements = st.sampled_from(list(PLACEMENTS.values()))
+conventions = st.sampled_from(list(CONVENTIONS))
+
+
+@given(placements, conventions, forms())
+def test_with_memory_no_activity_costs_nothing(placement: Placement, convention: str, form: dict) -> None:
+    shape = random_shape(**form)
+    work = activity_work(shape, Activity.zeros(shape), 0)
+    for tally in (student_tally(work, convention), twin_tally(work), twin_tally(work, convention)):
+        assert billed(tally, placement) == 0
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), placements, conventions)
+def test_with_memory_more_of_any_count_never_costs_less(data, placement: Placement, convention: str) -> None:
+    """A spike more somewhere: its synapses, its row if it is the neuron's first of the token, itself."""
+    shape = random_shape(**data.draw(forms()))
+    run = parse_run(make_run(shape, prompts=(data.draw(st.integers(1, 4)),), generated=(2,), drive=1.5), "x")
+    activity = run.activity()
+    before = billed(student_tally(activity_work(shape, activity, run.keys()), convention), placement)
+    component = data.draw(st.sampled_from(shape.layer_components))
+    more = data.draw(st.integers(1, 1000))
+    activity.sops[component][0, 0] += more
+    if data.draw(st.booleans()) and component in activity.bytes:
+        activity.bytes[component] += more * 4
+    site = data.draw(st.sampled_from(shape.layer_sites))
+    activity.spikes[site][0, 0] += min(more, int(activity.cells[site][0, 0] - activity.spikes[site][0, 0]))
+    after = billed(student_tally(activity_work(shape, activity, run.keys()), convention), placement)
+    assert after > before or component == "residual"  # a gain's bytes may be all that grew
+    assert after >= before
+
+
+@given(shapes, st.floats(0, 1), st.floats(0, 1), st.integers(0, 60), placements, conventions)
+def test_with_memory_estimates_grow_with_the_rate(shape, low, high, tokens, placement, convention) -> None:
+    keys = keys_of_sequence(tokens)
+    less, more = (
+        estimated_work(shape, uniform_rates(shape, rate), tokens, keys) for rate in sorted((low, high))
+    )  # fmt: skip
+    for tally_of in (lambda w: student_tally(w, convention), lambda w: twin_tally(w, convention), twin_tally):
+        cost = billed(tally_of(less), placement)
+        assert 0 <= cost <= billed(tally_of(more), placement) * (1 + 1e-12)
+        assert (cost == 0) == (tokens == 0)
+
+
+@settings(deadline=None, max_examples=20)
+@given(shapes, st.integers(1, 60), placements, conventions, st.booleans())
+def test_at_the_edges_of_the_bands_both_cost_the_same(shape, tokens, placement, convention, dense) -> None:
+    keys = keys_of_sequence(tokens)
+    student = uniform_curve(shape, tokens, keys, placement, lambda w: student_tally(w, convention))
+    rival = uniform_curve(shape, tokens, keys, placement, lambda w: twin_tally(w, None if dense else convention))
+    for low, high in cheaper_bands(student, rival):
+        assert student((low + high) / 2) <= rival((low + high) / 2) * (1 + 1e-9)
+        for edge in {low, high} - {0.0, 1.0}:
+            assert student(edge) == pytest.approx(rival(edge), rel=1e-6)
 
 
 junk = st.recursive(

@@ -58,7 +58,7 @@ def test_options_may_be_names_or_things(tmp_path) -> None:
     path.write_text(json.dumps({"title": "t", "node_nm": 7, "citation": "c", "prices_pj": {"mac": 1, "ac": 0.5}}))
     mine = energy.report(RAW, costs=table)
     assert mine.total_pj == energy.report(RAW, costs=str(path)).total_pj < energy.report(RAW).total_pj
-    assert [row["table"] for row in mine.data["prices"]] == [*COSTS, "mine"] and "under mine" in mine.head[-2]
+    assert [row["table"] for row in mine.data["prices"]] == [*COSTS, "mine"] and "under mine" in mine.head[-3]
     hopped = energy.report(RAW, costs="loihi", hops=(2, 1))
     assert hopped.total_pj == energy.report(RAW, costs="loihi", hops=Hops(2, 1)).total_pj
     shape = parse_run(RAW, "x").shape

@@ -16,7 +16,7 @@ from random_runs import make_run, write_run
 from energy.cli import build_parser, main
 from spikeopd.contracts import LAYER_COMPONENTS
 
-COMMANDS = ["", "report", "compare", "paper", "costs", "example"]
+COMMANDS = ["", "report", "compare", "breakeven", "audit", "paper", "costs", "example"]
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -166,6 +166,19 @@ MISTAKES = [
     (["report", "example_run.json", "--num-steps", "0"], "--num-steps does not go with a run"),
     (["paper", "--tokens", "0"], "--tokens"),
     (["compare", "a=gone.json"], "gone.json"),
+    (["compare"], "at least one RUN.json"),
+    (["compare", "--twin"], "give a RUN.json, or --config"),
+    (["compare", "example_run.json", "--config", "opt-125m"], "--config goes with --twin"),
+    (["compare", "example_run.json", "--placement", "dram"], "--placement goes with --twin"),
+    (["compare", "example_run.json", "--twin", "--placement", "moon"], "unknown placement 'moon'"),
+    (["compare", "--twin", "--config", "opt-9t", "--rates", "0.1", "--context", "8"], "unknown teacher"),
+    (["compare", "--twin", "--config", "opt-125m", "--rates", "0.1"], "--config needs --context"),
+    (["breakeven"], "give a RUN.json"),
+    (["breakeven", "example_run.json", "--rates", "0.1"], "--rates does not go with a run"),
+    (["breakeven", "example_run.json", "--output", "example_run.json"], "made from it"),
+    (["audit", "gone.json"], "gone.json does not exist"),
+    (["audit", "spikeformer"], "unknown case 'spikeformer'"),
+    (["audit", "example_run.json"], "'title' must say"),
 ]
 
 
@@ -225,7 +238,7 @@ def test_a_trace_that_is_not_this_runs_is_a_warning(fault: str, tmp_path, capsys
 
     spikes = tmp_path / "sub" / "spikes.npz"
     spikes.parent.mkdir()
-    np.savez_compressed(spikes, **{"0/0.h": np.arange(768).reshape(3, 4, 64) % 7 == 0})
+    np.savez_compressed(spikes, **{"0/0.h": np.arange(192).reshape(3, 4, 16) % 7 == 0})
     raw = make_run() | {"trace": "sub/spikes.npz"}
     if fault in ("missing", "other"):
         raw["trace_sha256"] = sha256(spikes)
@@ -235,7 +248,7 @@ def test_a_trace_that_is_not_this_runs_is_a_warning(fault: str, tmp_path, capsys
     if fault == "missing":
         spikes.unlink()
     elif fault == "other":
-        np.savez_compressed(spikes, **{"0/0.h": np.ones((3, 4, 64), bool)})
+        np.savez_compressed(spikes, **{"0/0.h": np.ones((3, 4, 16), bool)})
     elif fault == "damaged":
         data = bytearray(spikes.read_bytes())
         data[60:70] = bytes(10)
@@ -276,7 +289,7 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
     commands = [
         shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("spikeopd-energy ")
     ]
-    assert len(commands) == 7
+    assert len(commands) == 11
     shown = run(capsys, "report", example)[1]
     quoted = text.split("The first lines of a report:\n\n```\n")[1].split("```")[0]
     assert quoted in shown
@@ -285,7 +298,10 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
         assert code == 0 and (out or "wrote" in err), err
     exec(compile(text.split("```python\n")[1].split("```")[0], "docs/energy.md", "exec"), {})
     assert float(capsys.readouterr().out) > 0 and Path("comparison.md").is_file()
-    Path("mine.json").write_text(text.split("```json\n")[1].split("```")[0])
+    audited, prices = (part.split("```")[0] for part in text.split("```json\n")[1:3])
+    Path("printed.json").write_text(audited)
+    assert "printed: 0 of 2 printed energies" in run(capsys, "audit", "printed.json")[1]
+    Path("mine.json").write_text(prices)
     assert "costs: mine, 7 nm: mac 1 pJ, ac 0.2 pJ" in run(capsys, "report", example, "--costs", "mine.json")[1]
 
 

@@ -40,14 +40,15 @@ def problems(recipe="tiny", overrides=()) -> list[str]:
 
 
 def test_recipes_load_and_their_resolved_form_loads_back_equal(tmp_path):
-    assert recipe_names() == ["opt-1.3b", "opt-125m", "opt-350m", "tiny", "tiny-long", "tiny-paper"]
+    sizes = [f"opt-{size}{block}" for size in ("1.3b", "125m", "350m") for block in ("", "-plus")]
+    assert recipe_names() == [*sizes, "tiny", "tiny-long", "tiny-paper"]
     for name in recipe_names():
         config = load_config(name)
         (tmp_path / "config.yaml").write_text(to_yaml(config))
         assert load_config(tmp_path / "config.yaml") == config
         assert config_from_dict(config_to_dict(config)) == config
-        assert config.model.preset == name.removesuffix("-long").removesuffix("-paper")
-        assert config.model.block == ("plus" if name in ("tiny", "tiny-long") else "paper")
+        assert config.model.preset == name.removesuffix("-long").removesuffix("-paper").removesuffix("-plus")
+        assert config.model.block == ("plus" if name in ("tiny", "tiny-long") or name.endswith("-plus") else "paper")
 
 
 def test_a_block_brings_its_options_and_each_can_be_changed_alone():
@@ -272,7 +273,7 @@ def test_every_error_is_reported_at_once(tmp_path):
         ("- a\n- b\n", r"recipe .*a.yaml: expected sections such as `stage1:` with keys, got list"),
         ("stage1:\n  updates: 1\n  updates: 2\n", r"recipe .*a.yaml, line 3: 'updates' is given twice; keep one"),
         ("base: a.yaml\n", r"its `base` leads back to itself"),
-        ("base: nowhere\n", r"recipe 'nowhere' does not exist; give one of opt-1.3b, opt-125m, opt-350m, tiny"),
+        ("base: nowhere\n", r"recipe 'nowhere' does not exist; give one of opt-1.3b, opt-1.3b-plus, opt-125m"),
         ("stage1: !!python/object/apply:os.system [ls]\n", r"not valid YAML"),
     ],
 )
@@ -424,7 +425,10 @@ def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
     monkeypatch.setitem(NEURONS, "mine", f"{__name__}:first")
     module = sys.modules.setdefault(__name__, types.ModuleType(__name__))
     monkeypatch.setattr(module, "first", 1, raising=False)
-    assert load_config("tiny", {"model.neuron": "mine"}).model.neuron == "mine" and "mine" in explain("model.neuron")
+    changes = {"model.neuron": "mine", "stage1.deploy_updates": 0}
+    assert load_config("tiny", changes).model.neuron == "mine" and "mine" in explain("model.neuron")
+    with pytest.raises(ConfigError, match="only model.neuron=lif has integers; set stage1.deploy_updates=0"):
+        load_config("tiny", {"model.neuron": "mine"})
     assert registry.load(NEURONS["mine"]) == 1
     monkeypatch.setattr(module, "first", 2)
     assert registry.load(NEURONS["mine"]) == 2
@@ -436,3 +440,51 @@ def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
 def test_a_path_is_text():
     config = load_config("tiny", {"train.stage": 2, "stage2.model_name_or_path": Path("runs") / "tiny"})
     assert config.stage2.model_name_or_path == "runs/tiny" and "runs/tiny" in to_yaml(config)
+
+
+# --- what strangers write --------------------------------------------------------------------------------------------
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0x_", "0b_", "2020-99-99", "2020-01-01T99:99:99", "9" * 5000, "1:" * 3000, "[" * 5000, "{" * 5000, "&a [*a]",
+     "!!python/object/apply:os.system [id]", "!!binary x", "? [a]", "{[a]: 1}", "\x00", "\x1b[2J", "\ud800",
+     "x" * 3_000_000,
+     "1e999", "nan", "- - - - 1", "%YAML 9.9", "..."],
+)  # fmt: skip
+def test_any_override_is_one_short_line(value):
+    found = problems(overrides=[f"stage1.updates={value}"])
+    assert len(found) == 1 and len(found[0]) < 300 and "stage1.updates: expected a whole number" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (LAUGHS, "aliases"),
+        ("stage1: &a\n  updates: *a\n", "aliases"),
+        ("? [a, b]\n: 1\n", "a key is one word"),
+        ("{a: 1}: 2\n", "a key is one word"),
+        ("[" * 50_000, "nested too deeply"),
+        ("a: " * 20_000, "not valid YAML|nested too deeply"),
+        ("stage1: {updates: 0x_}\n", "cannot be read"),
+        ("stage1: {updates: 2020-99-99}\n", "cannot be read"),
+        (f"stage1: {{updates: {'9' * 5000}}}\n", "cannot be read"),
+        ("x: !!python/object/apply:os.system [id]\n", "not valid YAML"),
+        ("x: 1\n" * 400_000, "too many for a recipe"),
+        ("stage1: 3\n", "a section holds keys"),
+        ("- 1\n", "expected sections"),
+        ("\x00", "not valid YAML"),
+        (f"{'k' * 900}: 1\n", "unknown key"),
+        ("1: {2: 3}\n", "unknown section"),
+        ("null: 1\n", "unknown key"),
+    ],
+)
+def test_any_recipe_is_one_short_line(tmp_path, text, reason):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_config(tmp_path / "r.yaml")
+    assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spikeopd.errors import CheckFailed, InputError, check_writable, run_command
+from spikeopd.errors import CheckFailed, InputError, check_writable, run_command, short
 
 
 def command(body: str, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -83,3 +83,44 @@ def test_what_can_be_written_and_what_cannot(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="^--output .*cannot be written"):
             check_writable(path, "--output")
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "kept"
+
+
+# --- what a terminal sees --------------------------------------------------------------------------------------------
+
+EVIL = "a\x1b]0;owned\x07b\x9b2Jc\rd\u202ee\x00f"
+SAFE = r"a\x1b]0;owned\x07b\x9b2Jc\rd\u202ee\x00f"
+
+
+def test_a_terminal_never_sees_a_control_sequence_and_a_file_sees_what_was_written(tmp_path: Path) -> None:
+    import os
+    import pty
+
+    reading, writing = pty.openpty()
+    done = command(f"print({EVIL!r}); say({EVIL!r})", stdout=writing)
+    os.close(writing)
+    shown = os.read(reading, 1000).decode().strip()
+    os.close(reading)
+    assert done.returncode == 0 and shown == SAFE and done.stderr.decode().strip() == SAFE
+    with open(tmp_path / "file", "wb") as file:
+        assert command(f"print({EVIL!r})", stdout=file).returncode == 0
+    assert (tmp_path / "file").read_text() == EVIL.replace("\r", "\n") + "\n"  # universal newlines
+
+
+def test_long_values_are_cut() -> None:
+    assert short("x" * 10**6) == "x" * 157 + "..." and short("a\n b\t\x1b") == r"a b \x1b"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (
+            "raise OSError(28, 'No space left on device', '/d/file')",
+            b"prog: /d/file: No space left on device; make room",
+        ),
+        ("raise PermissionError(13, 'Permission denied', '/f')", b"prog: /f: Permission denied; see to it"),
+        ("raise MemoryError('Unable to allocate 9 TiB')", b"prog: not enough memory (Unable to allocate 9 TiB)"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(body: str, line: bytes) -> None:
+    done = command(body)
+    assert done.returncode == 2 and done.stderr.startswith(line) and done.stderr.count(b"\n") == 1

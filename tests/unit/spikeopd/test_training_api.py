@@ -1,5 +1,7 @@
 """The Python API of training: `import spikeopd` is light, its names are there, a short run from Python."""
 
+import os
+import resource
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import transformers
 
 import spikeopd
 from spikeopd.errors import ConfigError, InputError
+from spikeopd.runlog import RunLog
 
 SHORT = {
     "stage1.updates": 1, "stage2.updates": 1, "stage1.micro_batch_size": 2, "stage2.batch_size": 2,
@@ -67,3 +70,29 @@ def test_mistakes_are_the_same_errors_as_on_the_command_line(tmp_path):
     with pytest.raises(InputError, match="no config.json there"):
         spikeopd.load_student(tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_second_process_is_refused_before_it_reads_anything(tmp_path):
+    with RunLog(tmp_path / "run") as log:
+        log.hold()
+        with pytest.raises(InputError, match=rf"run: process {os.getpid()} on \S+ is at work here; wait for its end"):
+            spikeopd.train("tiny", tmp_path / "run", {"teacher.teacher_model_name_or_path": "/nowhere"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
+    """No file above 700 kB can be written, so the first checkpoint cannot."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, hard))
+    try:
+        with pytest.raises(InputError, match=r"cannot be written \(File too large\).*make room, then continue with"):
+            spikeopd.train("tiny", tmp_path / "run", SHORT | {"train.stage": 1}, quiet=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml",
+        "env.json",
+        "metrics.jsonl",
+        "stage1",
+    }
+    assert not [path for path in (tmp_path / "run" / "stage1").rglob("*") if path.is_file()]

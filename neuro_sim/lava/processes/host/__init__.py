@@ -1,8 +1,8 @@
-"""The ends towards the host: EmbeddingInjector takes a token's current; RateReadout gives back its spike counts,
-ResidualReadout the sum of its residual stream.
+"""The ends towards the host: EmbeddingInjector, RateReadout, ResidualReadout.
 
-Both use Lava's external pipes (`flag_external_pipe`): a channel between the program and the process model, so no
-element-wise Var traffic and no helper thread of ours.
+The first takes a token's current; the others give back its spike counts, or the sum of its residual stream. All use
+Lava's external pipes (`flag_external_pipe`): a channel between the program and the process model, so no element-wise
+Var traffic and no helper thread of ours.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators

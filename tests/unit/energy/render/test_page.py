@@ -102,12 +102,12 @@ def raster(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("trace") / "trace.npz"
     rng = np.random.default_rng(0)
     np.savez(path, **{f"0/{layer}.{site}": rng.random((13, 4, 32)) < 0.2 for layer in range(3) for site in "qh"})
-    return raster_html(path, random_shape())
+    return raster_html(path, random_shape(heads=4, head_dim=8, layers=3))
 
 
 def test_the_page_fetches_nothing(report: energy.Report, raster: str) -> None:
     page = report_page(report, raster)
-    outside = page.replace(json.dumps(report.data, ensure_ascii=False).replace("</", "<\\/"), "")
+    outside = page.replace(json.dumps(report.data, ensure_ascii=False).replace("<", "\\u003c"), "")
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!data:)[a-z]+:""", outside)
     assert "default-src 'none'" in page
     assert "<b>run</b>" not in outside and "&lt;b&gt;run&lt;/b&gt; &amp; more" in outside
@@ -144,6 +144,32 @@ def test_in_a_browser(report: energy.Report, raster: str, tmp_path) -> None:
     assert tiles["teacher_over_student"] == whole["teacher_over_student"]
 
 
+HOSTILE = (
+    "<!--<script>x</script>--><img src=x onerror=alert(1)>\u2028\x1b]0;a\x07\u202e</script><script>alert(1)</script>"
+)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_hostile_text_is_only_text(tmp_path) -> None:
+    """The name of a run, here, stands for any text of a file: the page's own script runs, the text's does not."""
+    run = make_run(random_shape(), prompts=(3,), generated=(3,))
+    path = tmp_path / "page.html"
+    text = report_page(energy.report(run, name=HOSTILE))
+    path.write_text(text.replace("<head>", EARLY, 1).replace("</body>", PROBE, 1), encoding="utf-8")
+    page, log = browse(path)
+    probe = json.loads(page.texts["probe"])
+    assert "CONSOLE" not in log and probe["errors"] == [] and len(set(probe["themes"])) == 2
+    assert json.loads(page.texts["report"])["source"]["name"] == HOSTILE
+
+
+def test_no_tag_of_the_embedded_json_reaches_the_parser() -> None:
+    page = report_page(energy.report(make_run(random_shape(), prompts=(3,), generated=(3,)), name=HOSTILE))
+    (raw,) = re.findall(r'id="report">(.*?)</script>\n<script>', page, re.S)
+    assert "<" not in raw and json.loads(raw)["source"]["name"] == HOSTILE
+    assert page.count("<script") == 2 and "<img" not in page and "<!--" not in page.removeprefix("<!doctype html>")
+
+
 @needs_browser
 @pytest.mark.slow
 def test_on_a_telephone(report: energy.Report, raster: str, tmp_path) -> None:
@@ -169,4 +195,4 @@ def test_dark_mode_is_followed(report: energy.Report, tmp_path) -> None:
 
 def test_pages_of_tables() -> None:
     page = tables_page(costs_document())
-    assert page.count("<table>") == 3 and "23.60" in page and "never as free" in page
+    assert page.count("<table>") == 5 and "23.60" in page and "never as free" in page

@@ -20,7 +20,7 @@ def test_raster_of_a_trace(tmp_path, form: dict) -> None:
     for seed, trace in enumerate(traces):
         make_run(shape, prompts=(3,), generated=(3,), seed=seed, trace=trace, drive=2.0)
     save_trace(tmp_path / "t.npz", traces, 2)
-    trace = load_groups(tmp_path / "t.npz")
+    trace = load_groups(tmp_path / "t.npz", shape)
     assert list(trace) == [key for key in ordered_sites(shape) if key[1] != "a"]
     for key, rows in trace.items():
         assert np.array_equal(rows, np.concatenate([np.concatenate(t.sites[key]) for t in traces]))
@@ -44,13 +44,13 @@ def test_mask_png_round_trip() -> None:
 
 def test_bad_traces_are_named(tmp_path) -> None:
     with pytest.raises(InputError, match="gone.npz"):
-        load_groups(tmp_path / "gone.npz")
+        load_groups(tmp_path / "gone.npz", random_shape())
     (tmp_path / "junk.npz").write_bytes(b"junk")
     with pytest.raises(InputError, match="junk.npz"):
-        load_groups(tmp_path / "junk.npz")
+        load_groups(tmp_path / "junk.npz", random_shape())
     np.savez(tmp_path / "flat.npz", **{"0/0.h": np.zeros(4, bool)})
     with pytest.raises(InputError, match="'0/0.h'"):
-        load_groups(tmp_path / "flat.npz")
+        load_groups(tmp_path / "flat.npz", random_shape())
     np.savez(tmp_path / "objects.npz", **{"0/0.h": np.array([{}], dtype=object)})
     with pytest.raises(InputError, match="objects.npz"):
-        load_groups(tmp_path / "objects.npz")
+        load_groups(tmp_path / "objects.npz", random_shape())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spikeopd.errors import ConfigError, InputError
+from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.evaluation.perplexity import windows
 from spikeopd.evaluation.scoring import Group, Item, Limits, Scored, batches, make_item, plan, score
 
@@ -93,6 +93,16 @@ def test_results_come_back_in_order_with_duplicates(items, size, share):
     results = score(Counting(share), items, Limits(sequences=size), told.append)
     assert [result.total for result in results] == [-float(sum(i.targets)) for i in items]
     assert sum(told) == len(items)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_model_that_gives_no_numbers_stops_the_evaluation(value):
+    class Broken(Counting):
+        def run(self, groups):
+            return [[Scored(np.full(len(item.targets), value), False) for item in group.items] for group in groups]
+
+    with pytest.raises(CheckFailed, match="log-likelihoods are not finite; its weights are damaged or overflow"):
+        score(Broken(), question(5, (1, 2)))
 
 
 def test_batches_keep_the_limits_and_put_long_items_first():

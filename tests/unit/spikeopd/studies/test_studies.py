@@ -178,7 +178,7 @@ def test_a_run_begun_for_one_study_is_continued_for_another(world, tmp_path, her
 def test_a_student_of_another_size_is_refused(world):
     folder, _, config = world
     for change in ("model.num_hidden_layers=1", "model.hidden_size=64"):
-        other = with_overrides(config, [change, "stage2.spike_layers=[1]"])
+        other = with_overrides(config, [change, "stage2.spike_layers=[1]", "stage1.deploy_updates=0"])
         name = change.split(".")[1].split("=")[0]
         with pytest.raises(InputError, match=f"has {name} .* the configuration"):
             configured_student(str(folder / "student"), other)

@@ -87,16 +87,29 @@ def test_other_text_tokenizer_split_or_limit_is_another_cache(tokenizer, tmp_pat
     assert wide.tokens.dtype == np.uint32 and wide.tokens.tolist() == [2, 69_999, 2]
 
 
-def test_a_damaged_cache_is_made_again(tokenizer, tmp_path):
+def test_a_damaged_cache_is_made_again_and_said(tokenizer, tmp_path, capsys):
     source = Documents(["some text to be damaged"])
-    whole = prepare(source, tokenizer, "train", tmp_path).tokens.tolist()
+
+    def content():
+        data = prepare(source, tokenizer, "train", tmp_path)
+        return data.tokens.tolist(), data.text_bytes, data.documents
+
+    first = content()
     (path,) = tmp_path.glob("*.npy")
-    for damage in (b"", b"junk", path.read_bytes()[:-3]):
-        path.write_bytes(damage)
-        assert prepare(source, tokenizer, "train", tmp_path).tokens.tolist() == whole
-    path.with_suffix(".json").write_text("{}")
-    assert prepare(source, tokenizer, "train", tmp_path).tokens.tolist() == whole
-    assert source.reads == 5
+    good, meta = path.read_bytes(), path.with_suffix(".json")
+    said = json.loads(meta.read_text())
+    flipped = good[:-2] + bytes([good[-2] ^ 1]) + good[-1:]
+    damages = [
+        *((path, damage) for damage in (b"", b"junk", good[:-3], flipped, good + b"x")),
+        *((meta, damage) for damage in (b"{}", b"null", b"[" * 100_000, b"", b"\xff", b"1" * 5000)),
+        *((meta, json.dumps(said | {key: 7}).encode()) for key in ("documents", "text_bytes", "fingerprint", "sha256")),
+    ]
+    for file, damage in damages:
+        file.write_bytes(damage)
+        assert content() == first, damage[:50]
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "is damaged" in err and "tokenised again" in err
+    assert source.reads == 1 + len(damages)
 
 
 def test_a_failure_leaves_nothing_half_written(tokenizer, tmp_path):
