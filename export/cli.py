@@ -60,7 +60,7 @@ def _export(args: argparse.Namespace) -> int:
 
 def _map(args: argparse.Namespace) -> int:
     if args.picture:
-        check_writable(args.picture, "--picture")
+        check_writable(args.picture, "--picture", in_folder=True)
     found = export.resource_map(args.bundle, args.context)
     if args.picture:
         found.save_picture(args.picture)

@@ -155,6 +155,10 @@ def _main(argv: Sequence[str] | None) -> int:
         put(_json_line(done, verified), must_finish)
     if not args.quiet:
         say(status_line(done.result))
+        for number, sequence in enumerate(done.sequences, start=1):
+            if sequence.stopped == "context":
+                made, limit = len(sequence.generated_tokens), bundle.shape.max_position_embeddings
+                say(f"{PROG}: prompt {number}: {made} new tokens filled its context of {limit}")
         hits = saturations(done.activity)
         if hits:
             say(f"{PROG}: warning: {hits} membranes hit the 24-bit limit; the model is scaled too high")
@@ -174,7 +178,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _check_outputs(args: argparse.Namespace) -> None:
     """Refuse files that cannot be written, or would overwrite each other, before anything is computed."""
     if args.output:
-        check_writable(args.output, "--output")
+        check_writable(args.output, "--output", in_folder=True)
     if not args.trace:
         return
     if args.trace_file is None:
@@ -183,7 +187,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.trace_file.suffix != ".npz":
         raise ConfigError(f"--trace-file {args.trace_file}: the name must end in .npz")
     for file in (args.trace_file, _picture(args.trace_file)):
-        check_writable(file, "--trace-file")
+        check_writable(file, "--trace-file", in_folder=True)
         if args.output and file.resolve() == args.output.resolve():
             raise ConfigError(f"--output {args.output} is where the trace or its picture goes; give another name")
 
@@ -206,7 +210,7 @@ def _read_prompts(args: argparse.Namespace, text: Text) -> list[list[int]]:
 
 def _token_numbers(given: str) -> list[int]:
     try:
-        return [int(part) for part in given.replace(",", " ").split()]
+        return [int(part) for group in given.split(",") for part in (group.split() or [""])]
     except ValueError:
         raise ConfigError(f"--prompt-tokens {given!r}: give whole numbers, for example 2,100,4") from None
 

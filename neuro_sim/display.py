@@ -18,11 +18,14 @@ LOG_SECONDS = 30.0
 def status_line(result: Result) -> str:
     """tokens/s, SOPs/token, pJ/token by Appendix E, mean firing rate."""
     s = summary(result)
-    speed = f"{s['tokens_per_second']:.1f} tok/s" if s["tokens_per_second"] else "prompt"
-    if s["prompt_tokens_per_second"]:
-        speed += f" (prompt {s['prompt_tokens_per_second']:.0f} tok/s)"
+    prompt = f"prompt {s['prompt_tokens_per_second']:.0f} tok/s" if s["prompt_tokens_per_second"] else ""
+    # The first new token comes out of the prompt: a rate of generation needs a second one.
+    speed = prompt or "no time taken"
+    if s["tokens_per_second"]:
+        speed = f"{s['tokens_per_second']:.1f} tok/s" + (f" ({prompt})" if prompt else "")
+    made = f"{s['generated_tokens']:.0f} new token" + ("" if s["generated_tokens"] == 1 else "s")
     return (
-        f"{s['generated_tokens']:.0f} new tokens  {speed}  {s['sops_per_token'] / 1e6:.3f} M SOPs/token  "
+        f"{made}  {speed}  {s['sops_per_token'] / 1e6:.3f} M SOPs/token  "
         f"{s['pj_per_token']:.4g} pJ/token  rate {s['firing_rate']:.3f}"
     )
 

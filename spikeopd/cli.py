@@ -96,7 +96,7 @@ def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:
     if output:
         from spikeopd.errors import check_writable
 
-        check_writable(output, "--output")
+        check_writable(output, "--output", in_folder=True)
     text: str = spikeopd.suggest(teacher)
     if output is None:
         print(text, end="")

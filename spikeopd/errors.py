@@ -48,9 +48,14 @@ class BackendMissing(SpikeOPDError):
     exit_code = 4
 
 
-def check_writable(path: Path | str, option: str) -> None:
-    """Refuse, before the work, a file that could not be written after it. Leaves nothing behind."""
+def check_writable(path: Path | str, option: str, *, in_folder: bool = False) -> None:
+    """Refuse, before the work, a file that could not be written after it. Leaves nothing behind.
+
+    in_folder: its folder must exist; one that does not is a name mistyped.
+    """
     path = Path(path)
+    if in_folder and not path.resolve().parent.exists():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}; make it, or correct the name")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder; give the name of a file")

@@ -34,7 +34,7 @@ from spikeopd.contracts.model import (
 )
 from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
 from spikeopd.errors import InputError
-from spikeopd.files import parse_json, sha256
+from spikeopd.files import find_model, parse_json, sha256
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
 Place = Callable[[ModelShape, dict[str, Array]], None]
@@ -208,6 +208,10 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
             f"bundle {folder}: no such folder; make one with `spikeopd-export CHECKPOINT --output {folder}`"
         )
     file = folder / MANIFEST
+    if not file.exists() and find_model(folder) is not None:
+        raise InputError(
+            f"bundle {folder}: a checkpoint, not a bundle; export it first: spikeopd-export {folder} --output BUNDLE"
+        )
     size = _regular_size(file)
     if size > MANIFEST_LIMIT:
         raise InputError(f"{file}: {size} bytes is too large for a manifest")

@@ -45,8 +45,27 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(folder: Path, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
+def test_what_ends_early_or_after_one_token_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (folder, "--backend", "event", "--prompt-tokens", "1,2", "--ignore-eos", "--max-new-tokens")
+    assert run(*common, 1) == 0
+    status = capsys.readouterr().err
+    assert status.startswith("1 new token  prompt ") and "tok/s" in status and "(prompt" not in status
+    assert run(*common, 1000) == 0
+    err = capsys.readouterr().err
+    assert "prompt 1: " in err and "new tokens filled its context of" in err
+
+
+def test_a_checkpoint_is_told_to_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in (tmp_path, tmp_path / "stage1" / "final"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "config.json").write_text("{}")
+        assert run(tmp_path, "--prompt-tokens", "1") == 2
+        assert "a checkpoint, not a bundle; export it first: spikeopd-export" in capsys.readouterr().err
+        (place / "config.json").unlink()
+
+
 def test_json_and_run_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out" / "run.json"
+    output = tmp_path / "run.json"
     options = [
         "--prompt",
         "One",
@@ -122,6 +141,7 @@ def test_a_trace_below_the_folder_of_the_run_is_named_and_one_elsewhere_is_not(
     from spikeopd.contracts.run import load_run
 
     output = tmp_path / "out" / "run.json"
+    (output.parent / "deep").mkdir(parents=True)
     common = ["--backend", "event", "--prompt", "a", "--max-new-tokens", 2, "--trace", "embed", "--quiet"]
     assert run(folder, *common, "--output", output, "--trace-file", output.parent / "deep" / "t.npz") == 0
     assert read_run(output)["trace"] == "deep/t.npz"
@@ -252,7 +272,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_model_is_loaded(
     before = sorted(tmp_path.rglob("*"))
     spikes = ["--trace", "embed", "--trace-file"]
     for options, message in (
-        (["--output", "/proc/x/run.json"], "--output /proc/x/run.json: cannot be written"),
+        (["--output", "/proc/run.json"], "--output /proc/run.json: cannot be written"),
         (["--output", tmp_path], "it is a folder"),
         (["--output", ""], "it is a folder"),
         (["--output", "file.txt/run.json"], "cannot be written"),
@@ -355,6 +375,11 @@ def test_default_backend_is_explained(
         (["--prompt", "a" * 60], "prompt 0 has 61 tokens; this model's context holds 48"),
         (["--prompt-file", "/nonexistent"], "--prompt-file /nonexistent"),
         (["--prompt-tokens", "a,b"], "give whole numbers"),
+        (["--prompt-tokens", "3,,4"], "--prompt-tokens '3,,4': give whole numbers"),
+        (
+            ["--prompt-tokens", "3", "--output", "rnus/run.json"],
+            "--output rnus/run.json: there is no folder rnus; make it",
+        ),
         (["--prompt", "a", "--precision", "float", "--backend", "event"], "runs on Lava only"),
     ],
 )
