@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from spikeopd.errors import say
 
@@ -15,7 +16,7 @@ def can_cache(source: str) -> bool:
     """
     import numba
 
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     exec(compile("def probe():\n    pass\n", source, "exec"), scope)  # a function of that file, for numba's own rules
     try:
         numba.njit(cache=True)(scope["probe"])

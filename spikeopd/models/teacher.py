@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def load_teacher(
         read_model_config(path, f"teacher: {name_or_path}")
         check_weights(path, f"teacher: {name_or_path}")
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(where, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(where, **options)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"teacher: cannot load {name_or_path!r} as a causal language model: {reason}") from error
@@ -69,6 +70,8 @@ def load_teacher(
         if type(error).__name__ != "SafetensorError":
             raise
         raise InputError(f"teacher: the weights in {name_or_path!r} are corrupt ({error}); fetch them again") from error
+    model: PreTrainedModel
+    model, info = loaded
     check_complete(info, f"teacher: {name_or_path}")
     if tokenizer_size is not None:
         check_vocabulary(model.config.vocab_size, tokenizer_size, f"teacher {name_or_path!r}")
