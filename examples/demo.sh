@@ -13,7 +13,7 @@ elif [ -f "$OUT/run/config.yaml" ]; then
 	say "train: continuing $OUT/run"
 	"$BIN/spikeopd-train" --config tiny --output "$OUT/run" --resume
 else
-	say "train: both stages from the shipped teacher, about four minutes"
+	say "train: both stages from the shipped teacher, a few minutes"
 	"$BIN/spikeopd-train" --config tiny --output "$OUT/run"
 fi
 

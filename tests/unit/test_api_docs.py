@@ -64,6 +64,7 @@ def test_the_examples_use_the_api_alone():
     """A reader copies from them: what they import must be public."""
     public = {*PACKAGES, "spikeopd.contracts", "sys", "pathlib", "transformers", "numpy"}
     codes = {path.name: path.read_text("utf-8") for path in (ROOT / "examples").glob("*.py")}
+    del codes["nir_reader.py"]  # shows the opposite: a bundle read without us
     assert len(codes) == 3
     codes |= {"walkthrough.ipynb": "\n".join(code_cells())}
     for name, code in codes.items():
