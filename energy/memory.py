@@ -25,11 +25,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from energy.costs import OPERATIONS, Placement
-from energy.flops import SpikeGPTShape
+from energy.flops import DenseShape, SpikeGPTShape
 from energy.models import Rates, driven_rates, estimated_sops, measured_rates, measured_site_rates, site_cells
 from spikeopd.contracts import MEMBRANE_BITS, Activity, ModelShape, connections, projections
 from spikeopd.contracts.run import Run
 from spikeopd.contracts.topology import layer_macs, outer_macs
+from spikeopd.errors import InputError
 
 CONVENTIONS = {
     "spike": "each spike fetches its row and touches every sum in memory, step by step",
@@ -268,7 +269,9 @@ def twin_tally(work: Work, convention: str | None = None, name: str = "quantised
 
 
 def teacher_tally(name: str, shape: ModelShape, tokens: int, keys: int, precision: str) -> Tally:
-    """The dense teacher in `int8` (8-bit weights, activations and cache) or `fp32`."""
+    """The dense teacher in `int8` (8-bit weights, activations and cache) or `fp32`. Its reads are counted for OPT."""
+    if isinstance(shape, DenseShape):
+        raise InputError(f"{name}: what a {shape.family} reads and writes is not counted; compare with an OPT")
     if precision == "int8":
         return _dense_tally(name, shape, tokens, keys, (8, 8, MEMBRANE_BITS))
     return _dense_tally(name, shape, tokens, keys, (32, 32, 32), mac="mac_fp32")

@@ -94,6 +94,8 @@ class Reader:
 def text(file: Path, numbers: list[int]) -> str:
     """Tokens of a byte-level tokenizer.json as text: each letter of a token stands for a byte."""
     content = json.loads(file.read_text("utf-8"))
+    if (content.get("decoder") or {}).get("type") != "ByteLevel":
+        return "(not a byte-level tokenizer: decode these numbers with its own library)"
     special = {token["id"] for token in content["added_tokens"]}
     words = {number: word for word, number in content["model"]["vocab"].items() if number not in special}
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]

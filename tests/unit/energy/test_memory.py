@@ -215,3 +215,14 @@ def test_every_price_has_source_node_and_boundary() -> None:
     priced = {"ac", "mac_int8", "mac_fp32", "update", "address"}
     assert set(OPERATIONS) == priced
     assert OPERATIONS["mac_fp32"].pj == 4.6 and OPERATIONS["mac_int8"].pj == pytest.approx(0.2 + 0.1)
+
+
+def test_the_reads_of_a_teacher_that_is_no_opt_are_not_guessed() -> None:
+    from energy.flops import parse_teacher
+    from energy.memory import teacher_tally
+    from spikeopd.errors import InputError
+
+    raw = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "intermediate_size": 6, "vocab_size": 20, "max_position_embeddings": 8}  # fmt: skip
+    with pytest.raises(InputError, match="teacher: what a llama reads and writes is not counted; compare with an OPT"):
+        teacher_tally("teacher", parse_teacher(raw, "config"), 4, 10, "int8")
