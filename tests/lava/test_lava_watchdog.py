@@ -180,8 +180,10 @@ def test_an_exception_of_the_program_leaves_nothing() -> None:
         raise RuntimeError("mine")
 
 
+# A shell that starts the tests in the background has them ignore SIGINT; the program must see it all the same.
 PROGRAM = """
-    import sys
+    import signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path.insert(0, {tests!r})
     from random_models import random_model, random_shape
     from neuro_sim.lava.decoder import LavaDecoder
