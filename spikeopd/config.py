@@ -279,6 +279,8 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 
+MOST_PROBLEMS = 20  # that are listed
+
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
@@ -380,10 +382,12 @@ def _build(values: Mapping[str, Any], problems: list[str], name: str) -> Config:
     for check, keys in CHECKS:
         if not unfit & set(keys.split()):
             problems += check(config)
+    shown = problems[:MOST_PROBLEMS]
+    shown += [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
     if len(problems) == 1:
         raise ConfigError(f"{name}: {problems[0]}")
     if problems:
-        raise ConfigError(f"{name}: {len(problems)} problems\n" + "\n".join(f"  - {problem}" for problem in problems))
+        raise ConfigError(f"{name}: {len(problems)} problems\n" + "\n".join(f"  - {problem}" for problem in shown))
     return config
 
 

@@ -93,8 +93,8 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def say(line: str) -> None:
-    """A line on stderr. Work is never lost because nobody reads it."""
-    with contextlib.suppress(BrokenPipeError):
+    """A line on stderr. Work is never lost because nobody reads it, or because its file is on a full disk."""
+    with contextlib.suppress(OSError):
         print(printable(line), file=sys.stderr, flush=True)
 
 

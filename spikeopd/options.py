@@ -197,7 +197,8 @@ def convert_all(values: Mapping[str, Any], sections: Mapping[str, type[Any]], pr
     converted = {}
     for key, value in values.items():
         if key not in table:
-            problems.append(f"{short(key)}: unknown key{_nearest_key(str(key)[:99], table)}")
+            hint = _nearest_key(str(key)[:99], table) if len(problems) < 50 else ""  # looking is slow
+            problems.append(f"{short(key)}: unknown key{hint}")
             continue
         try:
             converted[key] = _convert(value, table[key])

@@ -8,11 +8,11 @@ from training_setup import small_setup
 from spikeopd.methods import opd, spad
 from spikeopd.runlog import RunLog
 
-folder = Path(sys.argv[1])
-setup = small_setup(*sys.argv[2:])
+folder, words, resume = Path(sys.argv[1]), sys.argv[2:], "--resume" in sys.argv
+setup = small_setup(*(word for word in words if word != "--resume"))
 with RunLog(folder, active=setup.accelerator.is_main_process, quiet=True) as log:
-    spad.run(setup, log)
+    spad.run(setup, log, resume=resume)
     setup.accelerator.wait_for_everyone()
-    opd.run(setup, log, str(folder / "stage1" / "final"))
+    opd.run(setup, log, str(folder / "stage1" / "final"), resume=resume)
 setup.accelerator.wait_for_everyone()
 setup.accelerator.end_training()

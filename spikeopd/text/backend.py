@@ -88,12 +88,13 @@ def _check_tokens(content: dict[str, Any]) -> None:
 def is_plain(content: dict[str, Any]) -> bool:
     """Whether every part is one whose time and memory are bounded by its text, so that it needs no worker."""
     model = content["model"]
-    if model.get("type", "BPE") not in MODELS:
-        return False
-    if model.get("dropout") or (model.get("max_input_chars_per_word") or 0) > 1 << 10:
-        return False
     sections = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-    return all(_plain_part(content.get(section), 0) for section in sections)
+    try:
+        bounded = not model.get("dropout") and (model.get("max_input_chars_per_word") or 0) <= 1 << 10
+        known = model.get("type", "BPE") in MODELS
+        return known and bounded and all(_plain_part(content.get(section), 0) for section in sections)
+    except (TypeError, AttributeError):  # a field of another type than its part has: the library may say what is wrong
+        return False
 
 
 def _plain_part(part: Any, depth: int) -> bool:
