@@ -160,9 +160,9 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
             problems.append(f"model.init=teacher needs blocks of one size, the teacher has {given}")
             mends.append("model.init=random")
     if problems:
-        what = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
+        what = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
-        raise InputError(f"teacher {name}: {what}{mend if mends else ''}")
+        raise InputError(f"teacher {name}:{what}{mend if mends else ''}")
 
 
 @torch.no_grad()
