@@ -115,13 +115,15 @@ class RunLog:
             self._events.feed(line)
 
     def truncate(self, stage: str, update: int) -> None:
-        """Forget what was logged after `update` of `stage`, as a resume from that checkpoint will log it again."""
+        """Forget what was logged after `update` of `stage`, as a resume from that checkpoint will log it again.
+
+        A stage behind it keeps its lines: it goes on from its own checkpoint, or forgets them when it begins anew.
+        """
         if not self.active or not self.metrics_path.is_file():
             return
         self._close_metrics()
         lines = read_metrics(self.metrics_path)
-        later = (n for n, line in enumerate(lines) if line.get("stage") == stage and line.get("update", 0) > update)
-        kept = lines[: next(later, len(lines))]
+        kept = [line for line in lines if line.get("stage") != stage or _whole(line.get("update")) <= update]
         write_text(self.metrics_path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
         if self._events:
             self._events.rebuild(kept)
@@ -205,6 +207,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         return dict(read_json(path))
     except (ValueError, TypeError):
         return {}
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -126,8 +126,10 @@ def _same_config(config: Config, output: Path) -> None:
         raise InputError(f"{output} holds no run to resume (no config.yaml); leave --resume out to begin one")
     changed = config_difference(load_config(path), config, harmless=False)
     if changed:
+        more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []
         raise ConfigError(
-            f"{output} was begun with another configuration and cannot be resumed with this one: " + "; ".join(changed)
+            f"{output} was begun with another configuration and cannot be resumed with this one: "
+            + "; ".join(changed[:8] + more)
         )
 
 
