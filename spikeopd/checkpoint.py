@@ -29,7 +29,7 @@ from spikeopd.files import check_sums, new_directory, read_json, write_json, wri
 
 # Works alike for a plain module, DDP and FSDP2: every rank takes part, rank 0 holds the whole.
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+_SPREAD = StateDictOptions(full_state_dict=True)  # every rank has read the file and takes its own part
 
 
 def save(
@@ -145,12 +145,12 @@ def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | No
         raise InputError(f"checkpoint {path} is damaged ({short(error)}); remove it to resume from an older") from error
     _check_tensors(path, weights, get_model_state_dict(objective))
     if optimizer is None:
-        set_model_state_dict(objective, weights, options=_spread())
+        set_model_state_dict(objective, weights, options=_SPREAD)
         return state
     _check_moments(path, state, moments, weights)
-    set_model_state_dict(objective, weights, options=_spread())
+    set_model_state_dict(objective, weights, options=_SPREAD)
     whole = _unflatten_optimizer(moments, state["param_groups"])
-    set_optimizer_state_dict(objective, optimizer, whole, options=_spread())
+    set_optimizer_state_dict(objective, optimizer, whole, options=_SPREAD)
     return state
 
 
@@ -183,10 +183,6 @@ def _check_moments(
 
 def _parallel() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _spread() -> StateDictOptions:
-    return _SPREAD if _parallel() else StateDictOptions(full_state_dict=True)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from spikeopd import options
 from spikeopd.errors import ConfigError, say, short
+from spikeopd.files import read_text
 from spikeopd.options import opt
 from spikeopd.registry import DIVERGENCES, METHODS, NEURONS
 
@@ -405,17 +406,18 @@ def _read_recipe(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if name in seen:
         raise ConfigError(f"recipe {name}: its `base` leads back to itself ({' -> '.join((*seen, name))})")
     path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml") or _is_file(path):
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise ConfigError(f"recipe {path}: {reason}; give a readable YAML file") from error
+            text = read_text(path)
+        except (OSError, ValueError) as error:
+            text = "not UTF-8 text" if isinstance(error, UnicodeError) else str(error)
+            reason = getattr(error, "strerror", None) or text
+            raise ConfigError(f"recipe {short(path)}: {reason}; give a readable YAML file") from error
     elif name in recipe_names():
         text = (resources.files("spikeopd") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise ConfigError(
-            f"recipe '{name}' does not exist{options.nearest(name, recipe_names())}; "
+            f"recipe '{short(name)}' does not exist{options.nearest(name[:99], recipe_names())}; "
             f"give one of {', '.join(recipe_names())}, or the path of a .yaml file"
         )
     content = options.parse_yaml(text, name)
@@ -423,11 +425,18 @@ def _read_recipe(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if base is None:
         return content
     beside = path.parent / str(base)
-    below = _read_recipe(str(beside) if beside.is_file() else str(base), (*seen, name))
+    below = _read_recipe(str(beside) if _is_file(beside) else str(base), (*seen, name))
     for section, entries in content.items():
         both = isinstance(entries, dict) and isinstance(below.get(section), dict)
         below[section] = {**below[section], **entries} if both else entries
     return below
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have: too long, or with a zero in it
+        return False
 
 
 # --- options that contradict each other ------------------------------------------------------------------------------

@@ -106,10 +106,10 @@ def discard_stdout() -> None:
 
 def run_command(prog: str, body: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None) -> int:
     """Run a command body; turn the user's mistakes into one line on stderr and an exit code."""
-    # Threads that spin while they wait for each other bring a shared machine to a standstill: with one other busy
-    # process on two cores an update of the tiny recipe took 8 s instead of 0.8. Read when torch or numba start.
-    # A short spin (about 0.1 ms) keeps the speed of a quiet machine.
-    os.environ.setdefault("GOMP_SPINCOUNT", "100000")
+    # Threads that spin while they wait for each other bring a shared machine to a standstill: beside one busy process
+    # on two cores two-thread training kept 14 % of its speed at 100,000 turns, and keeps half at 1,000, which costs a
+    # tenth on a quiet machine (docs/reliability.md). Read when torch starts.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _prepare_streams()
     try:
         code = body(argv) or 0

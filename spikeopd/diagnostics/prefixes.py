@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
 from spikeopd.files import parse_json, write_bytes
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import fingerprint
@@ -93,18 +95,23 @@ def save_bank(bank: PrefixBank, path: Path | str) -> Path:
     return write_bytes(path, buffer.getvalue())
 
 
+# What zipfile and numpy raise for files that are not theirs.
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, RuntimeError, NotImplementedError,
+               MemoryError, AttributeError, zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
+
+
 def load_bank(path: Path | str) -> PrefixBank:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored[name].astype(np.int64) for name in ("prompts", "self_tokens", "corpus_tokens")]
             about = parse_json(stored["about"].tobytes().decode("utf-8"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"prefix bank {path}: cannot be read ({error}); remove it to generate it anew") from error
+    except _UNREADABLE as error:
+        raise InputError(f"prefix bank {path}: cannot be read ({short(error)}); remove it to make it anew") from error
     if (
         not isinstance(about, dict)
         or about.get("format") != FORMAT
-        or len({array.shape[0] for array in arrays}) != 1
         or any(array.ndim != 2 for array in arrays)
+        or len({array.shape[0] for array in arrays}) != 1
     ):
         raise InputError(f"prefix bank {path}: not a bank of format {FORMAT}; remove it to generate it anew")
     prompts, self_tokens, corpus_tokens = arrays

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
@@ -20,6 +24,7 @@ from spikeopd.jit import can_cache
 
 _CACHE = can_cache(__file__)
 _ENABLED = os.environ.get("SPIKEOPD_LIF", "auto") != "torch"
+_WORTH_A_THREAD = 1 << 16  # elements: less is done before another thread has woken
 _CHUNK = 2048  # elements a thread works on at a time: five float32 streams of it stay in the first-level cache
 
 
@@ -60,12 +65,26 @@ def _shape(current: Tensor, threshold: Tensor) -> tuple[int, int, int]:
     return (rows, count, 0) if inner == 1 else (rows * count, inner, count)
 
 
-def _threads() -> int:
-    """Follow torch's thread count, so that one setting governs a run."""
-    threads = max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]  # set when numba starts
-    if threads > 1:
-        numba.set_num_threads(threads)
-    return threads
+def _share(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any) -> None:
+    """Run a kernel over rows 0 to `rows`, shared out to as many threads as torch uses, so that one setting governs.
+
+    Plain threads that sleep while they wait. numba's own pool spins beside torch's: with another busy process on two
+    cores both wait for threads that have no core.
+    """
+    threads = min(torch.get_num_threads(), rows, elements // _WORTH_A_THREAD)
+    if threads < 2:
+        kernel(0, rows, *arguments)
+        return
+    cuts = [rows * part // threads for part in range(threads + 1)]
+    others = [_pool(threads).submit(kernel, *part, *arguments) for part in pairwise(cuts[1:])]
+    kernel(0, cuts[1], *arguments)
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="spikeopd-lif")
 
 
 def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -74,16 +93,14 @@ def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | Non
     flat = current.contiguous().view(current.shape[0], rows, length)
     membrane, spikes = torch.empty_like(flat), torch.empty_like(flat)
     if unit is not None:
-        step = _integer_parallel if _threads() > 1 else _integer_rows
-        step(
-            0, rows,
+        _share(
+            _integer_rows, rows, current.numel(),
             flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), unit.reshape(-1).numpy(), repeat,
             round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS, membrane.numpy(), spikes.numpy(),
         )  # fmt: skip
         return membrane.view(current.shape), spikes.view(current.shape)
-    kernel = _forward_parallel if _threads() > 1 else _forward_rows
-    kernel(
-        0, rows,
+    _share(
+        _forward_rows, rows, current.numel(),
         flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), repeat, np.float32(alpha),
         membrane.numpy(), spikes.numpy(),
     )  # fmt: skip
@@ -94,9 +111,8 @@ def spikes(current: Tensor, threshold: Tensor, alpha: float) -> Tensor:
     """Spikes alone, where nothing will go backward: the membranes are not stored."""
     rows, length, repeat = _shape(current, threshold)
     fired = torch.empty_like(current, memory_format=torch.contiguous_format)
-    kernel = _spikes_parallel if _threads() > 1 else _spikes_rows
-    kernel(
-        0, rows,
+    _share(
+        _spikes_rows, rows, current.numel(),
         current.detach().contiguous().view(-1, rows, length).numpy(), threshold.detach().reshape(-1).numpy(), repeat,
         np.float32(alpha), fired.view(-1, rows, length).numpy(),
     )  # fmt: skip
@@ -112,11 +128,10 @@ def backward(
     adjoint = torch.empty_like(membrane)
     # One partial sum per row, summed by torch in a fixed order: the result does not depend on the thread count.
     partial = torch.empty((rows if learned else 0, length if repeat == 0 else 1))
-    kernel = _backward_parallel if _threads() > 1 else _backward_rows
     flat = threshold.detach().reshape(-1).numpy()
     scale = 1 / flat if scaled else np.ones_like(flat)
-    kernel(
-        0, rows,
+    _share(
+        _backward_rows, rows, membrane.numel(),
         grad.contiguous().view(steps, rows, length).numpy(), membrane.view(steps, rows, length).numpy(),
         flat, scale, np.float32(scaled), repeat, np.float32(alpha), np.float32(xi / 2),
         np.float32(math.pi * xi / 2), adjoint.view(steps, rows, length).numpy(), partial.numpy(),
@@ -127,8 +142,7 @@ def backward(
     return adjoint, threshold_grad.view(threshold.shape)
 
 
-# Each kernel exists twice: over a range of rows, and with the rows shared out to threads. The parallel one is not used
-# with one thread: waking the pool would only cost time.
+# Every kernel works on a range of rows and holds no lock of Python's.
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
@@ -155,12 +169,6 @@ def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spik
                     for i in range(hi - lo):
                         s[i] = one if u[i] >= w else zero
                 before, fired = u, s
-
-
-@njit(parallel=True, cache=_CACHE, nogil=True)
-def _forward_parallel(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
-    for row in prange(first, last):
-        _forward_rows(row, row + 1, current, threshold, repeat, alpha, membrane, spikes)
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
@@ -197,12 +205,6 @@ def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane
                 before, fired = u, s
 
 
-@njit(parallel=True, cache=_CACHE, nogil=True)
-def _integer_parallel(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
-    for row in prange(first, last):
-        _integer_rows(row, row + 1, current, threshold, unit, repeat, decay, membrane, spikes)
-
-
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
     steps, _, length = current.shape
@@ -228,12 +230,6 @@ def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # typ
                     for i in range(hi - lo):
                         s[i] = one if u[i] >= w else zero
                 fired = s
-
-
-@njit(parallel=True, cache=_CACHE, nogil=True)
-def _spikes_parallel(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
-    for row in prange(first, last):
-        _spikes_rows(row, row + 1, current, threshold, repeat, alpha, spikes)
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
@@ -282,11 +278,3 @@ def _backward_rows(first, last, grad, membrane, threshold, scale, scaled, repeat
                 if wanted:
                     _threshold_part(t, a, following, u, membrane[max(t - 1, 0), row, lo:hi], threshold, scale, scaled,
                                     repeat, row, alpha, partial[row], lo)  # fmt: skip
-
-
-@njit(parallel=True, cache=_CACHE, nogil=True)
-def _backward_parallel(first, last, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
-    for row in prange(first, last):
-        _backward_rows(
-            row, row + 1, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial
-        )

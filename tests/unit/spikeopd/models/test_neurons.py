@@ -101,7 +101,7 @@ def test_scaled_surrogate_is_the_neuron_of_scaled_current():
 
 
 def test_compiled_path_does_not_depend_on_threads():
-    current = torch.randn(4, 8, 64, 33) + 0.2
+    current = torch.randn(4, 16, 64, 33) + 0.2  # enough to be shared out
     results = []
     before = torch.get_num_threads()
     try:
