@@ -62,7 +62,7 @@ class Pieces:
         self.text, self.stop = text, tuple(stop)
         self.stopped = False
         self.held = ""  # decoded, but perhaps the beginning of a stop string
-        # Only a window is decoded again: the tokens of the last piece (a decoder may drop a space in front) and the new.
+        # Only a window is decoded again: the tokens behind those of the last piece (a space in front may be dropped).
         self._before, self._given = 0, 0
 
     def next(self, tokens: Sequence[int], final: bool = False) -> str:
