@@ -78,7 +78,7 @@ class Server:
     ) -> None:
         self.model, self.name, self.key = model, name, key
         self.limits, self.defaults = limits or Limits(), defaults or Sampling(0.8, top_p=0.95)
-        self.watch, self.metrics = Watch(model.bundle.shape), Metrics()
+        self.watch, self.metrics = Watch(model.bundle.shape, model.bundle.text), Metrics()
         self.scheduler = Scheduler(model, self._deliver, batch, waiting)
         self.mailboxes: dict[Job, asyncio.Queue[tuple[Job, Update]]] = {}
         self.metrics.about(**ABOUT)

@@ -236,7 +236,7 @@ class Scheduler:
             traces,
         )
         row = 0
-        for (job, token, position), activity, trace, want in zip(lanes, activities, traces, wanted, strict=True):
+        for (job, _, position), activity, trace, want in zip(lanes, activities, traces, wanted, strict=True):
             job.usage.count(activity)
             text = ""
             if want:
@@ -244,7 +244,7 @@ class Scheduler:
                 row += 1
             if job.watch and trace:
                 chosen = job.generated[-1] if want and job.generated else None
-                seen = job.watch(trace, activity, position) | {"fed": token, "token": chosen, "text": text}
+                seen = job.watch(trace, activity, position) | {"token": chosen, "text": text}
                 self._news.setdefault(job, Update()).spikes.append(seen)
         self.active = [job for job in self.active if job.ended is None]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuro_sim.text import Text
 from spikeopd.contracts import APPENDIX_E_PJ, EMBED_SITE, Activity, ModelShape, SpikeTrace
 from spikeopd.contracts.topology import layer_macs, outer_macs
 
@@ -18,8 +19,8 @@ KEYS_SHOWN = 1024  # the latest, of the attention
 class Watch:
     """Makes the page's view of a token of one model. Numbers are exact; only the raster shows a part of the neurons."""
 
-    def __init__(self, shape: ModelShape) -> None:
-        self.shape = shape
+    def __init__(self, shape: ModelShape, text: Text) -> None:
+        self.shape, self.text = shape, text
         self.sites = tuple(site for site in shape.layer_sites if site != "a")
         self._chosen = {site: spread(shape.site_size(site, 0)) for site in (EMBED_SITE, *self.sites)}
 
@@ -44,6 +45,8 @@ class Watch:
         cells = sum(int(value.sum()) for key, value in activity.cells.items() if key != "a")
         return {
             "position": position,
+            "fed": trace.tokens[-1],
+            "fed_text": self.text.decode(trace.tokens[-1:]),
             "raster": encode(np.packbits(bits)),
             "rates": [round(rate, 4) for rate in self._rates(activity)],
             "rate": round(sum(spikes.values()) / cells, 4),

@@ -193,7 +193,7 @@ def test_spikes_of_every_token(running: Running, model: Model) -> None:
     assert "".join(one["text"] for one in seen) == "".join(chunk["choices"][0]["text"] for chunk in chunks) == run.text
     series = run.to_run()["per_token"]
     assert [sum(one["sops"].values()) for one in seen] == series["sops"]
-    watch = Watch(model.bundle.shape)
+    watch = Watch(model.bundle.shape, model.bundle.text)
     trace = run.traces[0]
     import base64
 
