@@ -192,9 +192,7 @@ class ParquetFiles(_Files):
             import pyarrow
             import pyarrow.parquet as parquet
         except ImportError as error:
-            raise BackendMissing(
-                f"{self.name}: reading Parquet needs pyarrow: {install_command('train')}"
-            ) from error
+            raise BackendMissing(f"{self.name}: reading Parquet needs pyarrow: {install_command('train')}") from error
         try:
             file = parquet.ParquetFile(path)
         except (pyarrow.ArrowException, OSError) as error:
