@@ -23,10 +23,10 @@ Prompt = str | Sequence[int]  # text, or token numbers
 
 
 class Bundle:
-    """An exported folder, opened but not loaded: its manifest, sizes and tokenizer."""
+    """An exported folder, or a shipped one by its name, opened but not loaded: its manifest, sizes and tokenizer."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = bundle.bundle_folder(folder)
         self.manifest = bundle.read_manifest(self.folder)
         self.shape: ModelShape = bundle.manifest_shape(self.manifest)
         self.precision: Precision = self.manifest["precision"]

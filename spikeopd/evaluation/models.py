@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spikeopd.arguments import PRECISIONS
+from spikeopd.contracts.bundle import shipped_bundles
 from spikeopd.errors import BackendMissing, InputError, install_command
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
@@ -44,7 +45,7 @@ def open_model(name: str, *, tokenizer: str | None = None, device: str | None = 
 
     A folder with manifest.json is a bundle; a folder with config.json is a Hugging Face model, and a run folder of
     spikeopd-train stands for the one in `final/`, else in `stage1/final/`; `tiny` and `tiny-rule` are the shipped
-    teachers; anything else is a name on the hub.
+    teachers, `stories` a shipped bundle; anything else is a name on the hub.
     """
     path = _folder(name)
     if path is not None and (path / "manifest.json").is_file():
@@ -73,6 +74,8 @@ def _folder(name: str) -> Path | None:
         from importlib import resources
 
         return Path(str(resources.files("spikeopd").joinpath("assets", name)))
+    if not path.exists() and name in shipped_bundles():
+        return shipped_bundles()[name]
     if path.is_file():
         if path.suffix == ".gguf":
             return path
