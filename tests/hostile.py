@@ -215,7 +215,8 @@ def _teacher(folder: Path) -> None:
 def _request(folder: Path) -> None:
     _tokenizer(folder)
     body = {"model": "m", "prompt": [[1, 2], "text"], "echo": True, "n": 2, "stop": ["x"], "temperature": 0.5,
-            "seed": 1, "max_tokens": 4, "stream": False, "stream_options": {"include_usage": True}, "spikeopd": {"spikes": True},
+            "seed": 1, "max_tokens": 4, "stream": False, "stream_options": {"include_usage": True},
+            "spikeopd": {"spikes": True},
             "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}  # fmt: skip
     (folder / "request.json").write_text(json.dumps(body))
 
