@@ -6,7 +6,8 @@ p teacher, q student, r reference; `mask` is 1 on valid positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,29 @@ from torch.utils.checkpoint import checkpoint
 
 def forward_kl(student: Tensor, target: Tensor) -> Tensor:
     """sum KL(target || student), over the complete vocabulary (Eq. app_opd). Gradient in the logits: q - p."""
-    log_p = target.log_softmax(-1)
-    return F.kl_div(student.log_softmax(-1), log_p, log_target=True, reduction="sum")
+    return _ForwardKL.apply(student, target.detach(), 1.0)
+
+
+class _ForwardKL(torch.autograd.Function):
+    """T^2 sum KL of softened distributions; keeps p alone of all that autograd would keep."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, target: Tensor, temperature: float) -> Tensor:
+        log_p = _softened(target, temperature).log_softmax(-1)
+        p = log_p.exp()
+        ctx.save_for_backward(student, p)
+        ctx.temperature = temperature
+        gap = log_p.sub_(_softened(student, temperature).log_softmax(-1))
+        return temperature**2 * torch.dot(p.flatten(), gap.flatten())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        student, p = ctx.saved_tensors
+        return (grad * ctx.temperature) * (_softened(student, ctx.temperature).softmax(-1) - p), None, None
+
+
+def _softened(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1 else logits / temperature
 
 
 def reverse_kl(student: Tensor, target: Tensor) -> Tensor:
@@ -39,7 +61,7 @@ def jsd(student: Tensor, target: Tensor, beta: float = 0.5) -> Tensor:
 
 def soft_token(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """STA (Eq. app_token_alignment): T^2 sum KL of the softened distributions. |gradient| <= sqrt(2) T a position."""
-    return temperature**2 * forward_kl(student / temperature, teacher / temperature)
+    return _ForwardKL.apply(student, teacher.detach(), temperature)
 
 
 def hard_token(student: Tensor, labels: Tensor) -> Tensor:
@@ -97,6 +119,62 @@ def chunked(function: Callable[..., Tensor], chunk: int, *tensors: Tensor) -> Te
         total = value if total is None else total + value
     assert total is not None, "chunked() needs at least one row"
     return total
+
+
+def linear_sums(
+    function: Callable[..., Tensor],
+    weights: Sequence[float],
+    chunk: int,
+    affine: tuple[Tensor, Tensor, Tensor],
+    *tensors: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(sum_i weights_i s_i, s): sums s = function(logits, *parts) of logits = x W^T + b, chunk by chunk.
+
+    affine: features x, W, b. Each chunk's logits go forward and backward at once and only then the next ones are made:
+    nothing is computed twice, and one gradient of W collects what every chunk adds. Only the first result has a
+    gradient, which is why the weights must be known here.
+    """
+    features, weight, bias = affine
+    return _LinearSums.apply(features, weight, bias, function, tuple(weights), chunk, *tensors)
+
+
+class _LinearSums(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        function: Callable[..., Tensor],
+        weights: tuple[float, ...],
+        chunk: int,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        wanted = any(ctx.needs_input_grad[:3])
+        grads = [torch.zeros_like(x) for x in (features, weight, bias)] if wanted else []
+        total: Tensor | None = None
+        for start in range(0, len(features), chunk):
+            x, parts = features[start : start + chunk], [tensor[start : start + chunk] for tensor in tensors]
+            logits = F.linear(x, weight, bias)
+            with torch.enable_grad():
+                leaf = logits.detach().float() if logits.dtype != torch.float64 else logits.detach()
+                sums = function(leaf.requires_grad_(wanted), *parts)
+                scale = torch.tensor(weights, dtype=sums.dtype, device=sums.device)
+                slope = torch.autograd.grad((sums * scale).sum(), leaf)[0].to(logits.dtype) if wanted else None
+            if slope is not None:
+                torch.mm(slope, weight.to(slope.dtype), out=grads[0][start : start + chunk])
+                grads[1].addmm_(slope.t(), x.to(slope.dtype))
+                grads[2].add_(slope.sum(0))
+            total = sums.detach() if total is None else total + sums.detach()
+        assert total is not None, "linear_sums() needs at least one row"
+        ctx.save_for_backward(*grads)
+        ctx.mark_non_differentiable(total)
+        return (total * torch.tensor(weights, dtype=total.dtype, device=total.device)).sum(), total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        used = (x.mul_(grad) if need else None for x, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False))
+        return (*used, *[None] * (len(ctx.needs_input_grad) - 3))
 
 
 # --- maps between unequal shapes -------------------------------------------------------------------------------------

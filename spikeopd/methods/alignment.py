@@ -8,6 +8,7 @@ STA   T^2 KL(teacher || student) of softened logits               HTA   cross-en
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 
 from spikeopd.config import Stage1Config
 from spikeopd.contracts import EMBED_SITE
-from spikeopd.losses import chunked, hard_token, head_map, layer_map, masked_square_error, soft_token
+from spikeopd.losses import hard_token, head_map, layer_map, linear_sums, masked_square_error, soft_token
 from spikeopd.methods.run import Objective
-from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, OutputTable, Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
 
@@ -68,30 +69,43 @@ class Alignment(nn.Module):
         teacher_head: nn.Module,
         temperature: float,
         chunk: int,
-    ) -> Tensor:
-        """Sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of running text: no padding)."""
+        scale: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        """(sum_i scale_i s_i, s): s are the sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of
+        running text: no padding), without gradient. A branch of scale 0 is not computed: its sum is 0.
+        """
         config = student.config
-        wanted = Recorder(sites=(EMBED_SITE, "a", "h"))
+        use = dict(zip(BRANCHES, (value != 0 for value in scale), strict=True))
+        saa, sfa = use["SAA_rate"] or use["SAA_cont"], use["SFA_rate"] or use["SFA_cont"]
+        sites = [site for site, needed in ((EMBED_SITE, use["EA"]), ("a", saa), ("h", sfa)) if needed]
+        wanted = Recorder(sites=sites)
         features = student.model(ids, use_cache=False, recorder=wanted).last_hidden_state
         rates = {key: spikes.mean(0) for key, spikes in wanted.spikes.items()}
-        embedding = masked_square_error(self.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
-        attention = [torch.zeros((), device=ids.device)] * 2
-        feature = [torch.zeros((), device=ids.device)] * 2
+        zero = torch.zeros((), device=ids.device)
+        sums = dict.fromkeys(BRANCHES, zero)
+        if use["EA"]:
+            sums["EA"] = masked_square_error(self.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
         causal = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).tril()
         for layer, matched in enumerate(self.layers):
-            a_teacher = teacher.attentions[matched][:, self.heads]
-            # v_A is the threshold before its scaling by sqrt(d_h), with which a map in [0, 1] would never fire.
-            proxy = rate_proxy(a_teacher, config.num_steps, config.threshold, config.alpha)
-            attention[0] = attention[0] + masked_square_error(rates[layer, "a"], proxy, causal)
-            attention[1] = attention[1] + masked_square_error(rates[layer, "a"], a_teacher, causal)
-            h_teacher, h = teacher.hidden[matched], rates[layer, "h"]
-            narrow = h_teacher if self.same_width else h_teacher @ self.to_student
-            proxy = rate_proxy(narrow, config.num_steps, config.threshold, config.alpha)
-            aligned = self.norm[layer](self.feature[layer](h))
-            feature[0] = feature[0] + masked_square_error(h, proxy)
-            feature[1] = feature[1] + masked_square_error(aligned, h_teacher)
-        tokens = token_alignment(student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk)
-        return torch.stack((embedding, *attention, *feature, *tokens))
+            if saa:
+                a_teacher = teacher.attentions[matched][:, self.heads]
+                # v_A is the threshold before its scaling by sqrt(d_h), with which a map in [0, 1] would never fire.
+                proxy = rate_proxy(a_teacher, config.num_steps, config.threshold, config.alpha)
+                sums["SAA_rate"] = sums["SAA_rate"] + masked_square_error(rates[layer, "a"], proxy, causal)
+                sums["SAA_cont"] = sums["SAA_cont"] + masked_square_error(rates[layer, "a"], a_teacher, causal)
+            if sfa:
+                h_teacher, h = teacher.hidden[matched], rates[layer, "h"]
+                narrow = h_teacher if self.same_width else h_teacher @ self.to_student
+                proxy = rate_proxy(narrow, config.num_steps, config.threshold, config.alpha)
+                aligned = self.norm[layer](self.feature[layer](h))
+                sums["SFA_rate"] = sums["SFA_rate"] + masked_square_error(h, proxy)
+                sums["SFA_cont"] = sums["SFA_cont"] + masked_square_error(aligned, h_teacher)
+        loss, tokens = token_alignment(
+            student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[-2:]
+        )
+        inner = torch.stack([sums[name] for name in BRANCHES[:-2]])
+        loss = loss + (inner * torch.tensor(scale[:-2], dtype=inner.dtype, device=inner.device)).sum()
+        return loss, torch.cat((inner.detach(), tokens))
 
 
 class SpADObjective(Objective):
@@ -101,28 +115,36 @@ class SpADObjective(Objective):
         super().__init__(student, chunk)
         self.alignment, self.temperature = Alignment(student.config, teacher), temperature
 
-    def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
-        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk)
+    def sums(
+        self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module, scale: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk, scale)
 
 
 def token_alignment(
-    student_head: nn.Module,
+    student_head: OutputTable,
     teacher_head: nn.Module,
     student: Tensor,
     teacher: Tensor,
     ids: Tensor,
     temperature: float,
     chunk: int,
-) -> Tensor:
-    """(STA, HTA) sums over the positions that have a next token; logits exist one chunk at a time."""
+    scale: Sequence[float],
+) -> tuple[Tensor, Tensor]:
+    """(loss, (STA, HTA)) sums over the positions that have a next token; logits exist one chunk at a time."""
+    soft, hard = scale
 
-    def part(q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
-        logits = student_head(q).float()
-        with torch.no_grad():
-            target = teacher_head(p).float()
-        return torch.stack((soft_token(logits, target, temperature), hard_token(logits, labels)))
+    def part(logits: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        zero = logits.new_zeros(())
+        if soft:
+            with torch.no_grad():
+                target = teacher_head(p).float()
+        return torch.stack(
+            (soft_token(logits, target, temperature) if soft else zero, hard_token(logits, labels) if hard else zero)
+        )
 
-    return chunked(part, chunk, student[:, :-1].flatten(0, 1), teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    affine = student_head.affine(student[:, :-1].flatten(0, 1))
+    return linear_sums(part, scale, chunk, affine, teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def branch_sizes(student: BiSpikCLMConfig, teacher: TeacherShape, rows: int, length: int) -> Tensor:
@@ -158,3 +180,9 @@ def branch_weights(options: Stage1Config) -> Tensor:
         ],
         dtype=torch.float64,
     )
+
+
+def logged_branches(means: Tensor, weights: Tensor) -> dict[str, float]:
+    """The branches that were computed: those with a weight."""
+    found = zip(BRANCHES, means.tolist(), weights.tolist(), strict=True)
+    return {name: value for name, value, weight in found if weight}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from spikeopd.config import Stage1Config
-from spikeopd.methods.alignment import BRANCHES, SpADObjective, TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, cosine_with_warmup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
@@ -35,21 +35,21 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     shape = TeacherShape.of(setup.teacher.config)
     sizes = branch_sizes(objective.student.config, shape, rows, length).to(device)
     weights = branch_weights(options).to(device)
-    scale = (weights / sizes).float()
+    scale = (weights / sizes).tolist()
     for update in run.updates(options.updates):
         objective.student.config.deploy_precision = forward_precision(options, update)
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):
             target = run_teacher(setup.teacher, ids, internals=True)
-            sums = run.call(objective.sums, ids, target, head)
-            run.backward((sums * scale).sum())
-            total += sums.detach().double()
+            share, sums = run.call(objective.sums, ids, target, head, scale)
+            run.backward(share)
+            total += sums.double()
         means = run.reduce(total) / sizes
         loss = (means * weights).sum().item()
         rate = options.learning_rate * cosine_with_warmup(update, options.updates, options.warmup_ratio)
         norm = run.step(loss, rate)
-        branches = dict(zip(BRANCHES, means.tolist(), strict=True))
+        branches = logged_branches(means, weights)
         run.log(update, {"loss": loss, **branches, "grad_norm": norm, "learning_rate": rate})
         if run.done in options.checkpoint_updates:
             run.save_student(folder / f"update-{run.done:06d}")

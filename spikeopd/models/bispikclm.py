@@ -536,10 +536,17 @@ class OutputTable(nn.Linear):
         exact = None if self.training else grid.head_logits(features, self.weight, base.logit_scale, self.bias)
         if exact is not None and not torch.is_grad_enabled():
             return exact
+        smooth = nn.functional.linear(*self.affine(features))
+        return smooth if exact is None else grid.straight(exact, smooth.double())
+
+    def affine(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, W, b) with logits = x W^T + b in training: for a loss that makes them a few rows at a time."""
+        (base,) = self.base
+        if base.config.deploy_precision == "none":
+            return features, self.weight, self.bias
         units = grid.row_units(self.weight)
         table = grid.straight(grid.integer_rows(self.weight, units) * units[:, None], self.weight)
-        smooth = nn.functional.linear(features * base.logit_scale.exp(), table, self.bias)
-        return smooth if exact is None else grid.straight(exact, smooth.double())
+        return features * base.logit_scale.exp(), table, self.bias
 
 
 class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
