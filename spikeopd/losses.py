@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 def forward_kl(student: Tensor, target: Tensor) -> Tensor:
     """sum KL(target || student), over the complete vocabulary (Eq. app_opd). Gradient in the logits: q - p."""
-    return _ForwardKL.apply(student, target.detach(), 1.0)
+    return _kl(student, target, 1.0)
 
 
 class _ForwardKL(torch.autograd.Function):
@@ -38,6 +38,11 @@ class _ForwardKL(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         student, p = ctx.saved_tensors
         return (grad * ctx.temperature) * (_softened(student, ctx.temperature).softmax(-1) - p), None, None
+
+
+def _kl(student: Tensor, target: Tensor, temperature: float) -> Tensor:
+    value: Tensor = _ForwardKL.apply(student, target.detach(), temperature)  # type: ignore[no-untyped-call]
+    return value
 
 
 def _softened(logits: Tensor, temperature: float) -> Tensor:
@@ -61,7 +66,7 @@ def jsd(student: Tensor, target: Tensor, beta: float = 0.5) -> Tensor:
 
 def soft_token(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """STA (Eq. app_token_alignment): T^2 sum KL of the softened distributions. |gradient| <= sqrt(2) T a position."""
-    return _ForwardKL.apply(student, teacher.detach(), temperature)
+    return _kl(student, teacher, temperature)
 
 
 def hard_token(student: Tensor, labels: Tensor) -> Tensor:
@@ -134,8 +139,8 @@ def linear_sums(
     nothing is computed twice, and one gradient of W collects what every chunk adds. Only the first result has a
     gradient, which is why the weights must be known here.
     """
-    features, weight, bias = affine
-    return _LinearSums.apply(features, weight, bias, function, tuple(weights), chunk, *tensors)
+    loss, sums = _LinearSums.apply(*affine, function, tuple(weights), chunk, *tensors)  # type: ignore[no-untyped-call]
+    return loss, sums
 
 
 class _LinearSums(torch.autograd.Function):
@@ -173,7 +178,9 @@ class _LinearSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        used = (x.mul_(grad) if need else None for x, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False))
+        used = (
+            x.mul_(grad) if need else None for x, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        )
         return (*used, *[None] * (len(ctx.needs_input_grad) - 3))
 
 

@@ -130,9 +130,10 @@ class Run(Generic[O]):
         train, accelerator, objective = self.setup.config.train, self.setup.accelerator, self.objective
         if train.gradient_checkpointing:
             objective.student.gradient_checkpointing_enable()
-        if accelerator.distributed_type.value == "FSDP":
-            for module in objective.modules():
-                if isinstance(module, SpikeLinear):
+        for module in objective.modules():
+            if isinstance(module, SpikeLinear):
+                module.coarse_gradients = train.gradients == "bf16"
+                if accelerator.distributed_type.value == "FSDP":
                     module.keep_snapped = False  # gathered weights live only during a forward pass
         objective.to(accelerator.device)
         optimizer = torch.optim.Adam(

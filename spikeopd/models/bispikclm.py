@@ -36,7 +36,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT
 from spikeopd.errors import InputError
-from spikeopd.models import grid
+from spikeopd.models import grid, products
 from spikeopd.models.attention import (
     causal_mask,
     coincidences,
@@ -203,7 +203,7 @@ class SpikeLinear(nn.Linear):
     def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
         super().__init__(fan_in, fan_out)
         self.config, self.writes = config, writes
-        self.keep_snapped = True
+        self.keep_snapped, self.coarse_gradients = True, False
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
     def on_grid(self) -> tuple[Tensor, Tensor]:
@@ -246,7 +246,16 @@ class SpikeLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.on_grid()
+        integers = self._integers(weight) if self.config.neuron == "lif" and products.usable(x) else None
+        if integers is not None:
+            return products.spike_linear(x, weight, bias, integers, self.coarse_gradients)
         return nn.functional.linear(x, weight, bias)
+
+    def _integers(self, weight: Tensor) -> products.Planes | None:
+        if self.config.deploy_precision != "none":
+            return products.planes(weight, self.scale().to(weight.dtype))
+        bits = self.config.grid_bits
+        return None if bits is None else products.planes(weight, 2.0**-bits)
 
 
 class BiSpikCLMBlock(GradientCheckpointingLayer):
