@@ -83,6 +83,41 @@ def masked_square_error(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Ten
     return error.sum() if mask is None else (error * mask).sum()
 
 
+def square_errors(
+    x: Tensor, targets: Sequence[Tensor], weights: Sequence[float], mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(sum_i weights_i e_i, e): e_i is `masked_square_error` to target i. Only the first has a gradient, made at once:
+    one tensor of x's size is kept for the backward pass, whatever the number of targets. Weight 0: not computed.
+    """
+    loss, errors = _SquareErrors.apply(x, mask, tuple(weights), *targets)  # type: ignore[no-untyped-call]
+    return loss, errors
+
+
+class _SquareErrors(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, weights: tuple[float, ...], *targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        slope = torch.zeros_like(x)
+        errors = []
+        for weight, target in zip(weights, targets, strict=True):
+            if not weight:
+                errors.append(x.new_zeros(()))
+                continue
+            gap = x - target if mask is None else (x - target).mul_(mask)
+            errors.append(gap.square().sum())
+            slope.add_(gap, alpha=2 * weight)
+        ctx.save_for_backward(slope)
+        found = torch.stack(errors)
+        ctx.mark_non_differentiable(found)
+        return (found * torch.tensor(weights, dtype=found.dtype, device=found.device)).sum(), found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return slope * grad, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
 def spike_loss(
     rates: Tensor, reference: Tensor, rate_min: float = 0.01, rate_max: float = 0.58, rho: float = 1.0
 ) -> Tensor:
@@ -139,7 +174,10 @@ def linear_sums(
     nothing is computed twice, and one gradient of W collects what every chunk adds. Only the first result has a
     gradient, which is why the weights must be known here.
     """
-    loss, sums = _LinearSums.apply(*affine, function, tuple(weights), chunk, *tensors)  # type: ignore[no-untyped-call]
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in affine)
+    loss, sums = _LinearSums.apply(  # type: ignore[no-untyped-call]
+        *affine, function, tuple(weights), chunk, wanted, *tensors
+    )
     return loss, sums
 
 
@@ -153,9 +191,9 @@ class _LinearSums(torch.autograd.Function):
         function: Callable[..., Tensor],
         weights: tuple[float, ...],
         chunk: int,
+        wanted: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        wanted = any(ctx.needs_input_grad[:3])
         grads = [torch.zeros_like(x) for x in (features, weight, bias)] if wanted else []
         total: Tensor | None = None
         for start in range(0, len(features), chunk):

@@ -13,7 +13,7 @@ from spikeopd import quality
 from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed
 from spikeopd.methods.run import CollapseGuard, Objective, Run
-from spikeopd.methods.setup import Setup, configured_student
+from spikeopd.methods.setup import Setup, check_alike, configured_student
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import fingerprint, freeze, output_table
 from spikeopd.rollout import Rollout, rollout, uniforms
@@ -59,6 +59,7 @@ class Adaptation(Run[Q]):
         super().__init__(setup, log, "stage2", policy, resume=resume, guard=guard, show=show)
         self.reference, self.watcher = reference, guard
         self.identity = {**self.identity, "student to start from": fingerprint(reference)}
+        check_alike(setup.accelerator, self.identity)
         self._frozen = {
             "teacher": (setup.teacher, self.identity["teacher"]),
             "reference": (reference, self.identity["student to start from"]),
@@ -78,7 +79,7 @@ class Adaptation(Run[Q]):
         setup, options, policy = self.setup, self.options, self.objective
         head = output_table(setup.teacher)
         prompts = torch.from_numpy(
-            batch(setup.validation, batch_size=rows, length=options.prompt_length, seed=0, step=0)
+            batch(setup.evaluation_prompts, batch_size=rows, length=options.prompt_length, seed=0, step=0)
         ).to(setup.device)
         found, _ = quality.on_own_text(
             lambda part, numbers: self.call(policy.rollout, part, numbers, options.temperature, (), options.rate_scope),

@@ -1,5 +1,7 @@
 r"""The five Stage-1 targets (App. F.4) on one micro-batch, as sums, and the training-only maps they need.
 
+R is the rate of the neuron of the student's own module (Eq. app_teacher_spike_proxy): learned v_A, S_H's threshold.
+
 EA    MSE(P_e(rate of S_E), E_T)
 SAA   gamma MSE(A_S, R(A_T)) + (1 - gamma) MSE(A_S, A_T)          over causal, non-padding entries
 SFA   gamma MSE(H_S, R(H_T)) + (1 - gamma) MSE(LN(P_h(H_S)), H_T)
@@ -8,7 +10,8 @@ STA   T^2 KL(teacher || student) of softened logits               HTA   cross-en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +20,15 @@ from torch import Tensor, nn
 
 from spikeopd.config import Stage1Config
 from spikeopd.contracts import EMBED_SITE
-from spikeopd.losses import hard_token, head_map, layer_map, linear_sums, masked_square_error, soft_token
+from spikeopd.losses import (
+    hard_token,
+    head_map,
+    layer_map,
+    linear_sums,
+    masked_square_error,
+    soft_token,
+    square_errors,
+)
 from spikeopd.methods.run import Objective
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, OutputTable, Recorder
 from spikeopd.models.neurons import rate_proxy
@@ -74,38 +85,66 @@ class Alignment(nn.Module):
         """(sum_i scale_i s_i, s): s are the sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of
         running text: no padding), without gradient. A branch of scale 0 is not computed: its sum is 0.
         """
-        config = student.config
         use = dict(zip(BRANCHES, (value != 0 for value in scale), strict=True))
-        saa, sfa = use["SAA_rate"] or use["SAA_cont"], use["SFA_rate"] or use["SFA_cont"]
-        sites = [site for site, needed in ((EMBED_SITE, use["EA"]), ("a", saa), ("h", sfa)) if needed]
-        wanted = Recorder(sites=sites)
-        features = student.model(ids, use_cache=False, recorder=wanted).last_hidden_state
-        rates = {key: spikes.mean(0) for key, spikes in wanted.spikes.items()}
-        zero = torch.zeros((), device=ids.device)
-        sums = dict.fromkeys(BRANCHES, zero)
-        if use["EA"]:
-            sums["EA"] = masked_square_error(self.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
-        causal = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).tril()
-        for layer, matched in enumerate(self.layers):
-            if saa:
-                a_teacher = teacher.attentions[matched][:, self.heads]
-                # v_A is the threshold before its scaling by sqrt(d_h), with which a map in [0, 1] would never fire.
-                proxy = rate_proxy(a_teacher, config.num_steps, config.threshold, config.alpha)
-                sums["SAA_rate"] = sums["SAA_rate"] + masked_square_error(rates[layer, "a"], proxy, causal)
-                sums["SAA_cont"] = sums["SAA_cont"] + masked_square_error(rates[layer, "a"], a_teacher, causal)
-            if sfa:
-                h_teacher, h = teacher.hidden[matched], rates[layer, "h"]
-                narrow = h_teacher if self.same_width else h_teacher @ self.to_student
-                proxy = rate_proxy(narrow, config.num_steps, config.threshold, config.alpha)
-                aligned = self.norm[layer](self.feature[layer](h))
-                sums["SFA_rate"] = sums["SFA_rate"] + masked_square_error(h, proxy)
-                sums["SFA_cont"] = sums["SFA_cont"] + masked_square_error(aligned, h_teacher)
-        loss, tokens = token_alignment(
-            student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[-2:]
+        recorder = Recorder(
+            sites=(EMBED_SITE,) if use["EA"] else (),
+            observe=lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:5]),
         )
-        inner = torch.stack([sums[name] for name in BRANCHES[:-2]])
-        loss = loss + (inner * torch.tensor(scale[:-2], dtype=inner.dtype, device=inner.device)).sum()
-        return loss, torch.cat((inner.detach(), tokens))
+        features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state
+        loss, tokens = token_alignment(
+            student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[5:]
+        )
+        layers = torch.stack(recorder.observed).sum(0)
+        embedding = torch.zeros((), device=ids.device)
+        if use["EA"]:
+            rate = recorder.spikes[-1, EMBED_SITE].mean(0)
+            embedding = masked_square_error(self.embedding(rate), teacher.embeddings)
+        idle = () if use["EA"] else self.embedding.parameters()
+        if not (use["SFA_rate"] or use["SFA_cont"]):
+            idle = (*idle, *self.norm.parameters(), *self.feature.parameters())
+        # Data parallelism wants every parameter in the graph, if only with zeros.
+        loss = loss + layers[0] + scale[0] * embedding + sum(0.0 * parameter.sum() for parameter in idle)
+        return loss, torch.cat((embedding.detach()[None], layers[1:].detach(), tokens))
+
+    def layer_terms(
+        self,
+        student: BiSpikCLMForCausalLM,
+        layer: int,
+        spikes: Mapping[str, Tensor],
+        teacher: TeacherOutput,
+        scale: Sequence[float],
+    ) -> Tensor:
+        """[loss, SAA_rate, SAA_cont, SFA_rate, SFA_cont] of one layer; only the first has a gradient. Called inside the
+        block, so that no map outlives its layer, and with gradient checkpointing none its recomputation.
+        """
+        config, matched, block = student.config, self.layers[layer], student.model.layers[layer]
+        total = torch.zeros(5, device=spikes["h"].device)
+        if scale[0] or scale[1]:
+            rate, a_teacher = spikes["a"].mean(0), teacher.attentions[matched][:, self.heads]
+            proxy = rate_proxy(a_teacher, config.num_steps, map_threshold(student, layer), config.alpha)
+            causal = torch.ones(rate.shape[-2:], device=rate.device).tril()
+            loss, sums = square_errors(rate, (proxy, a_teacher), scale[:2], causal)
+            total = total + torch.cat((loss[None], sums, sums.new_zeros(2)))
+        if scale[2] or scale[3]:
+            h_teacher, h = teacher.hidden[matched], spikes["h"].mean(0)
+            narrow = h_teacher if self.same_width else h_teacher @ self.to_student
+            s_h = block.neurons("h")
+            driven = narrow if s_h.bias is None else narrow + s_h.bias
+            proxy = rate_proxy(driven, config.num_steps, s_h.threshold, config.alpha)
+            rates, rate_sum = square_errors(h, (proxy,), scale[2:3])
+            aligned = self.norm[layer](self.feature[layer](h))
+            values, value_sum = square_errors(aligned, (h_teacher,), scale[3:4])
+            total = total + torch.cat(((rates + values)[None], rate_sum.new_zeros(2), rate_sum, value_sum))
+        return total
+
+
+def map_threshold(student: BiSpikCLMForCausalLM, layer: int) -> Tensor:
+    """v_A of each head, [head, 1, 1]: the learned threshold of S_A before its scaling by sqrt(d_h), in the unit of a
+    map in [0, 1]. With the scaled one such a map would never fire.
+    """
+    config = student.config
+    learned: Tensor = student.model.layers[layer].neurons("a").threshold
+    return learned.detach() / math.sqrt(config.hidden_size // config.num_attention_heads)
 
 
 class SpADObjective(Objective):

@@ -23,7 +23,7 @@ from spikeopd import checkpoint, quality
 from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import new_directory
-from spikeopd.methods.setup import Setup, validate
+from spikeopd.methods.setup import Setup, check_alike, validate
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.models.teacher import output_table
 from spikeopd.quality import CollapseDetector
@@ -40,6 +40,8 @@ class Objective(nn.Module):
     Its methods are called as `run.call(objective.method, ...)`, which goes through `forward`, also for generation: so
     a parallel wrapper (DDP, FSDP2) sees each use.
     """
+
+    _no_split_modules = ("BiSpikCLMBlock",)  # what FSDP2 shards as a unit, unless the launcher is told otherwise
 
     def __init__(self, student: BiSpikCLMForCausalLM, chunk: int) -> None:
         super().__init__()
@@ -118,6 +120,7 @@ class Run(Generic[O]):
         self.options = setup.config.stage1 if stage == "stage1" else setup.config.stage2
         self.resume, self.guard, self.show = resume, guard, show
         self.identity = setup.identity  # now: what changes during the run must not pass as what it began with
+        check_alike(setup.accelerator, self.identity)
         self.done = self.total = 0
         self.stopped = False
         self.start: dict[str, float] = {}

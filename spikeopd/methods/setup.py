@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel
 
 from spikeopd import quality
 from spikeopd.config import Config, TrainConfig
-from spikeopd.errors import ConfigError, InputError
+from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import check_fit, fingerprint, load_teacher, load_teacher_config
 from spikeopd.registry import METHODS
@@ -36,6 +38,12 @@ class Setup:
     train: TokenData
     prompts: TokenData
     validation: TokenData
+    held_out: TokenData | None = None  # of the prompts' own source, where that is another one
+
+    @property
+    def evaluation_prompts(self) -> TokenData:
+        """Where prompts that only measure come from: the validation part of what Stage 2's prompts come from."""
+        return self.validation if self.held_out is None else self.held_out
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +73,12 @@ class Setup:
 def make_accelerator(train: TrainConfig) -> Accelerator:
     if train.threads:
         torch.set_num_threads(train.threads)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        if os.environ.get("FSDP_VERSION", "1") != "2":
+            raise ConfigError("FSDP: version 2 is needed; start with accelerate launch --use_fsdp --fsdp_version 2")
+        # The launcher's default loads weights on the first process alone and shares out those that train. The frozen
+        # models are not among them: they would be zeros everywhere else.
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     # accelerate keeps its settings for the life of the process; a second run in it may ask for another precision.
     AcceleratorState._reset_state()
     return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no")
@@ -79,6 +93,17 @@ def check_shares(config: Config, processes: int) -> None:
             f"stage2.batch_size: {rows} trajectories cannot be shared equally by {processes} processes; start "
             f"{fitting} of them, or take a multiple of {processes}"
         )
+
+
+def check_alike(accelerator: Accelerator, marks: Mapping[str, str]) -> None:
+    """Every process must hold the same frozen models and data: `marks` are their fingerprints. All must call it."""
+    if accelerator.num_processes == 1:
+        return
+    mine = torch.tensor([list(hashlib.sha256(mark.encode()).digest()) for mark in marks.values()])
+    every = accelerator.gather(mine[None].to(accelerator.device)).cpu()
+    differ = [name for name, column in zip(marks, (every != every[0]).any(-1).any(0).tolist(), strict=True) if column]
+    if differ:
+        raise CheckFailed(f"the processes do not hold the same {' and '.join(differ)}; give every node the same files")
 
 
 def build(config: Config, accelerator: Accelerator) -> Setup:
@@ -99,8 +124,11 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
         validation = prepare(
             data.validation_source or data.source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens
         )
+        held_out = None
+        if data.prompt_source not in (None, data.source):
+            held_out = prepare(data.prompt_source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens)
     teacher.to(accelerator.device)
-    return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation)
+    return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation, held_out)
 
 
 def configured_student(path: str | Path, config: Config) -> BiSpikCLMForCausalLM:

@@ -22,7 +22,7 @@ Every neuron starts from rest at every token, so a token's T_s steps depend on o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -158,12 +158,16 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
+    observe: called by each block with its index and the spikes of `a` and `h`; what it returns is in `observed`. A map
+    that is only summed up need not be kept, and under gradient checkpointing is recomputed with its block.
     """
 
     sites: Iterable[str] | None = None
     layers: Iterable[int] | None = None
     membranes_of: Iterable[str] = ()
     tokens: slice = field(default_factory=lambda: slice(None))
+    observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None
+    observed: list[Tensor] = field(default_factory=list)
     spikes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     membranes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
@@ -315,8 +319,9 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         cache: Cache | None = None,
         wanted: tuple[frozenset[str], frozenset[str]] | None = None,
         distance: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """(X, h) of the next block, then the spikes and membranes asked for by `wanted`."""
+        observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` made of `a` and `h`."""
         config = self.config
         alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, load(NEURONS[config.neuron])
         kept: dict[str, Tensor] = {}
@@ -359,7 +364,8 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         if last and self.training and self.log_threshold_h is not None and self.bias_h is not None:
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
-        return fire("h", h), h, kept, membranes
+        x = fire("h", h)
+        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x})
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
@@ -520,9 +526,12 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         mask = causal_mask(attention_mask, batch, length, past + length, x.device, x.dtype)
         for index, layer in enumerate(self.layers):
             wanted = None if recorder is None else recorder.wanted(index)
-            x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted, distance)
+            observe = None if recorder is None else recorder.observe
+            cache = past_key_values if use_cache else None
+            x, h, kept, membranes, observed = layer(x, h, mask, cache, wanted, distance, observe)
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
+                recorder.observed += [] if observed is None else [observed]
         return BaseModelOutputWithPast(
             last_hidden_state=self.read(x, h),  # type: ignore[arg-type]  # float or, deployed, double
             past_key_values=past_key_values if use_cache else None,
