@@ -159,6 +159,9 @@ class DataConfig:
         "not stated by the paper; 2 GB on disk",
         at_least=1,
     )
+    max_prompt_tokens: int | None = opt(
+        None, "tokens taken from the source of the prompts; null is max_tokens", at_least=1
+    )
     max_validation_tokens: int | None = opt(200_000, "tokens taken for validation; null takes all", at_least=1)
     cache_dir: str | None = opt(None, "token cache; null is $SPIKEOPD_CACHE or ~/.cache/spikeopd", harmless=True)
 

@@ -204,9 +204,15 @@ class _LinearSums(torch.autograd.Function):
                 sums = function(leaf.requires_grad_(wanted), *parts)
                 scale = torch.tensor(weights, dtype=sums.dtype, device=sums.device)
                 slope = torch.autograd.grad((sums * scale).sum(), leaf)[0].to(logits.dtype) if wanted else None
-            if slope is not None:
-                torch.mm(slope, weight.to(slope.dtype), out=grads[0][start : start + chunk])
-                grads[1].addmm_(slope.t(), x.to(slope.dtype))
+            if slope is None:
+                pass
+            elif slope.dtype == weight.dtype == x.dtype:
+                torch.mm(slope, weight, out=grads[0][start : start + chunk])
+                grads[1].addmm_(slope.t(), x)
+                grads[2].add_(slope.sum(0))
+            else:  # under autocast: products in its precision, sums over chunks in the parameters'
+                grads[0][start : start + chunk] = slope @ weight.to(slope.dtype)
+                grads[1].add_(slope.t() @ x.to(slope.dtype))
                 grads[2].add_(slope.sum(0))
             total = sums.detach() if total is None else total + sums.detach()
         assert total is not None, "linear_sums() needs at least one row"

@@ -14,7 +14,7 @@ from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed
 from spikeopd.methods.run import CollapseGuard, Objective, Run
 from spikeopd.methods.setup import Setup, check_alike, configured_student
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.models.teacher import fingerprint, freeze, output_table
 from spikeopd.rollout import Rollout, rollout, uniforms
 from spikeopd.runlog import RunLog
@@ -43,6 +43,9 @@ def load_pair(setup: Setup, student_path: str) -> tuple[BiSpikCLMForCausalLM, Bi
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
     reference = copy.deepcopy(student)
     freeze(reference)
+    for module in reference.modules():
+        if isinstance(module, SpikeLinear):
+            module.keep_snapped = False  # used once an update: its weights on the grid need not lie there twice
     return student, reference
 
 

@@ -270,7 +270,10 @@ class Run(Generic[O]):
         keep = max(guard.checkpoints(train.save_every) if guard else 0, train.keep_checkpoints)
         record = {"stage": self.stage, "identity": self.identity, "extra": extra}
         main = self.setup.accelerator.is_main_process
-        checkpoint.save(self.checkpoints, self.done, self.parallel, self.optimizer, record, main=main, keep=keep)
+        onset = guard.detector.onset if guard else None  # the last healthy student is kept whatever follows
+        checkpoint.save(
+            self.checkpoints, self.done, self.parallel, self.optimizer, record, main=main, keep=keep, before=onset
+        )
 
     def _load_newest(self) -> int:
         """Load the newest good checkpoint, if there is one; refuse it when teacher, tokenizer or data have changed."""

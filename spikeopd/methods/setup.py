@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -81,7 +84,8 @@ def make_accelerator(train: TrainConfig) -> Accelerator:
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     # accelerate keeps its settings for the life of the process; a second run in it may ask for another precision.
     AcceleratorState._reset_state()
-    return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no")
+    patience = InitProcessGroupKwargs(timeout=timedelta(hours=1))  # for text that the first process tokenises
+    return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no", kwargs_handlers=[patience])
 
 
 def check_shares(config: Config, processes: int) -> None:
@@ -117,18 +121,23 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
         attentions=config.train.stage != "2" or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
-    data = config.data
     with accelerator.main_process_first():
-        train = prepare(data.source, tokenizer, "train", data.cache_dir, data.max_tokens)
-        prompts = prepare(data.prompt_source or data.source, tokenizer, "train", data.cache_dir, data.max_tokens)
-        validation = prepare(
-            data.validation_source or data.source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens
-        )
-        held_out = None
-        if data.prompt_source not in (None, data.source):
-            held_out = prepare(data.prompt_source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens)
+        data = token_data(config, tokenizer)
     teacher.to(accelerator.device)
-    return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation, held_out)
+    return Setup(config, accelerator, tokenizer, teacher, **data)
+
+
+def token_data(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Every text of a run as tokens, by its name in `Setup`, from the cache or tokenised now."""
+    data = config.data
+    prompts, folder, few = data.prompt_source or data.source, data.cache_dir, data.max_validation_tokens
+    held_out = prompts if prompts != data.source else None
+    return {
+        "train": prepare(data.source, tokenizer, "train", folder, data.max_tokens),
+        "prompts": prepare(prompts, tokenizer, "train", folder, data.max_prompt_tokens or data.max_tokens),
+        "validation": prepare(data.validation_source or data.source, tokenizer, "validation", folder, few),
+        "held_out": None if held_out is None else prepare(held_out, tokenizer, "validation", folder, few),
+    }
 
 
 def configured_student(path: str | Path, config: Config) -> BiSpikCLMForCausalLM:
