@@ -85,7 +85,14 @@ def make_accelerator(train: TrainConfig) -> Accelerator:
     # accelerate keeps its settings for the life of the process; a second run in it may ask for another precision.
     AcceleratorState._reset_state()
     patience = InitProcessGroupKwargs(timeout=timedelta(hours=1))  # for text that the first process tokenises
-    return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no", kwargs_handlers=[patience])
+    made = Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no", kwargs_handlers=[patience])
+    started = int(os.environ.get("WORLD_SIZE") or 1)
+    if made.num_processes != started:
+        raise ConfigError(
+            f"the launcher started {started} processes, and this one sees {made.num_processes}: each would train alone. "
+            "Without a GPU set ACCELERATE_USE_CPU=true for the processes (torchrun keeps it, accelerate launch does not)"
+        )
+    return made
 
 
 def check_shares(config: Config, processes: int) -> None:

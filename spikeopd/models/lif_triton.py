@@ -88,8 +88,8 @@ def _kernels() -> tuple[Any, Any]:
         e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = e < size
         v = tl.load(threshold + (e // inner) % groups, mask=inside, other=1.0).to(tl.float32)
-        u = tl.zeros((BLOCK,), tl.float32)
-        s = tl.zeros((BLOCK,), tl.float32)
+        u = tl.full((BLOCK,), 0.0, tl.float32)
+        s = tl.full((BLOCK,), 0.0, tl.float32)
         for t in range(STEPS):
             x = tl.load(current + t * size + e, mask=inside, other=0.0).to(tl.float32)
             u = alpha * u + x - v * s
@@ -107,8 +107,8 @@ def _kernels() -> tuple[Any, Any]:
         scale = tl.full((BLOCK,), 1.0, tl.float32)
         if SCALED:
             scale = 1.0 / v
-        following = tl.zeros((BLOCK,), tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
+        following = tl.full((BLOCK,), 0.0, tl.float32)
+        total = tl.full((BLOCK,), 0.0, tl.float32)
         for back in range(STEPS):
             t = STEPS - 1 - back
             u = tl.load(membrane + t * size + e, mask=inside, other=0.0).to(tl.float32)

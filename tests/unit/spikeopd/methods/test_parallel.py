@@ -70,12 +70,12 @@ def test_fsdp2_equals_one_process(tmp_path):
 def accelerated(folder, *arguments):
     """Both stages of `tiny` by the command line, started by `accelerate launch` with nothing but these arguments."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines=1", "--dynamo_backend=no"]
-    command += ["--mixed_precision=no", "--main_process_port=0", *arguments, "-m", "spikeopd.cli", "--config=tiny"]
+    command += ["--mixed_precision=no", "--main_process_port=0", *arguments, str(TESTS / "on_cpu.py"), "--config=tiny"]
     command += [f"--output={folder}", "--quiet", "stage1.updates=2", "stage1.deploy_updates=0", "stage2.updates=2",
                 "stage2.batch_size=4", "stage2.prompt_length=8", "stage2.max_completion_length=4",
                 "stage2.micro_batch_size=2", "data.sequence_length=16", "data.max_validation_tokens=2000",
                 "stage1.micro_batch_size=4", "train.adam_epsilon=1e-4"]  # fmt: skip
-    settings = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    settings = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=900, env=settings)
 
 
