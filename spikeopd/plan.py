@@ -33,7 +33,7 @@ class Machine:
     @staticmethod
     def read(text: str) -> Machine:
         """From `gpus=8,memory=24,tflops=70,share=0.3,link=12,shard=1`; what is left out is as above."""
-        kinds = {field.name: type(field.default) for field in fields(Machine)}
+        kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Machine)}
         found: dict[str, Any] = {}
         for word in filter(None, text.split(",")):
             name, _, value = word.partition("=")
@@ -177,5 +177,5 @@ def _stage(config: Config, place: Machine, stage: int) -> dict[str, Any]:
         "exchanged_gb_per_update": round(exchanged / 1e9, 2),
         "seconds_per_update": round(seconds + waiting, 2),
         "tokens_per_second": round(tokens * passes * place.gpus / (seconds + waiting)),
-        "hours": round(updates * (seconds + waiting) / 3600, 1),
+        "hours": round(updates * (seconds + waiting) / 3600, 2),
     }

@@ -89,8 +89,8 @@ def make_accelerator(train: TrainConfig) -> Accelerator:
     started = int(os.environ.get("WORLD_SIZE") or 1)
     if made.num_processes != started:
         raise ConfigError(
-            f"the launcher started {started} processes, and this one sees {made.num_processes}: each would train alone. "
-            "Without a GPU set ACCELERATE_USE_CPU=true for the processes (torchrun keeps it, accelerate launch does not)"
+            f"the launcher started {started} processes, and this one sees {made.num_processes}: each would train "
+            "alone. Without a GPU start them by torchrun with ACCELERATE_USE_CPU=true"
         )
     return made
 

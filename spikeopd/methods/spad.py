@@ -98,7 +98,8 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     transferred = start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
     length = min(config.data.sequence_length, 128)
     ids = batch(setup.train, batch_size=16, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
-    calibrate(student, torch.from_numpy(ids))
+    student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
+    calibrate(student, torch.from_numpy(ids).to(setup.device))
     return student, transferred
 
 

@@ -83,7 +83,7 @@ def _kernels() -> tuple[Any, Any]:
 
     globals()["tl"] = tl  # kernels look their names up in this module
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def forward_kernel(current, threshold, membrane, spikes, size, groups, inner, alpha, STEPS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501,N803
         e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = e < size
@@ -99,7 +99,7 @@ def _kernels() -> tuple[Any, Any]:
             tl.store(membrane + t * size + e, u.to(membrane.dtype.element_ty), mask=inside)
             tl.store(spikes + t * size + e, s.to(spikes.dtype.element_ty), mask=inside)
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def backward_kernel(grad, membrane, threshold, adjoint, wide, size, groups, inner, alpha, half_xi, slope, STEPS: tl.constexpr, LEARNED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501,N803
         e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = e < size
