@@ -124,7 +124,10 @@ def block_bytes(config: Config, length: int) -> int:
     neurons = narrow * (8 * d + 2 * ffn) + (wide + narrow) * 2 * d  # q, k, v, r, f; then x and h
     if model.residual_write == "spike":
         neurons += narrow * 4 * d  # o and y
-    return steps * (neurons + narrow * 2 * heads * length)
+    # A bias of its own lifts a current to float32, and the membranes with it.
+    neurons += (wide - narrow) * d if model.neurons == "own" else 0
+    maps = narrow + (wide if model.distances else narrow)
+    return steps * (neurons + maps * heads * length)
 
 
 def _stage(config: Config, place: Machine, stage: int) -> dict[str, Any]:
