@@ -12,7 +12,7 @@ import numpy as np
 
 from spikeopd.arguments import PRECISIONS
 from spikeopd.contracts.bundle import shipped_bundles
-from spikeopd.errors import BackendMissing, InputError
+from spikeopd.errors import BackendMissing, InputError, install_command
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
 from spikeopd.sampling import generators, row_generators
@@ -103,7 +103,7 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
         from spikeopd.models.teacher import fingerprint, load_teacher
     except ImportError as error:
         raise BackendMissing(
-            f"model {name}: a checkpoint needs torch and transformers ({error}): pip install 'spikeopd[train]'"
+            f"model {name}: a checkpoint needs torch and transformers ({error}): {install_command('train')}"
         ) from error
     no_bars()
     where = str(path) if path is not None else name
