@@ -113,8 +113,8 @@ class ModelConfig:
     init: Literal["random", "teacher"] = opt(
         "random",
         "blocks start random or from the teacher (an OPT or a Llama of the student's sizes); the token table comes "
-        "from every teacher of the student's width, positions and final LayerNorm from an OPT, the final norm's gain from "
-        "a Llama; the run says what was copied",
+        "from every teacher of the student's width, positions and final LayerNorm from an OPT, the final norm's gain "
+        "from a Llama; the run says what was copied",
     )
 
     def sizes(self) -> dict[str, int]:

@@ -102,9 +102,6 @@ def test_a_head_that_is_certain_and_wrong_is_tempered():
     before = loss()
     temper(student, ids)
     assert before > 20 > 8 > loss() and student.model.logit_scale.item() < 0
-    scale = student.model.logit_scale.item()
-    temper(student, ids)  # it is where it should be
-    assert student.model.logit_scale.item() == pytest.approx(scale)
 
 
 def test_every_problem_at_once_with_the_overrides_that_mend_it(tmp_path):
