@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.event import kernel_base, kernels
-from neuro_sim.event.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded
+from neuro_sim.event.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded, plain_layout
 from neuro_sim.event.records import LANES_GIVEN
 from neuro_sim.event.tally import Tally, record_spikes
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
@@ -162,7 +162,7 @@ class Engine:
 
 def default_threads(model: SpikeModel) -> int:
     """The cores this process may use; one for a model so small that meeting would cost more than it saves."""
-    if len(model.layers) and model.layers[0].w_1.size < SMALL_PROJECTION:
+    if model.shape.hidden_size * model.shape.ffn_dim < SMALL_PROJECTION:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -216,6 +216,11 @@ class EventDecoder:
         self.threads = self.engine.threads
         self.block = block
         self._batch = EventBatch(self.engine, [trace], block)
+
+    @property
+    def plain_model(self) -> SpikeModel:
+        """The model with weights as every backend reads them; for 4 bits that is a copy."""
+        return plain_layout(self.model)
 
     @property
     def trace(self) -> SpikeTrace | None:

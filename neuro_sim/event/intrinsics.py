@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 
-LINE = 64  # columns handled at once by the row kernels: one cache line of int8 weights
+LINE = 64  # columns handled at once by the row kernels: one cache line of int8 weights; of int4 it holds two of them
+NIBBLE_OFFSET = 8  # a 4-bit weight w is stored as w + 8, so that up to 16 of them add up in 8 bits
 LANES = 16  # neurons handled at once
 WORD = 64  # spikes in one packed word
 STEP_GROUP = 4  # steps whose accumulators are updated in one pass over a row
@@ -181,6 +182,42 @@ def _make_add_rows(count: int, prefetch: bool) -> Any:
 # Four streams at a time fetch fastest from memory; from the cache, eight need fewer instructions.
 add_rows_4, add_rows_2, add_rows_1 = (_make_add_rows(n, True) for n in (4, 2, 1))
 reuse_rows_8, reuse_rows_4, reuse_rows_2, reuse_rows_1 = (_make_add_rows(n, False) for n in (8, 4, 2, 1))
+
+
+def _make_add_pairs(count: int, prefetch: bool) -> Any:
+    """As `_make_add_rows` for weights of 4 bits: the low halves of a line are LINE columns, the high ones the next."""
+
+    def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
+        narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
+        mask, four = _constants(15, LINE, I8), _constants(4, LINE, I8)
+        offset = _constants(NIBBLE_OFFSET * count, LINE, I16)
+        bases = _row_addresses(b, weights, stride, rows, count)
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=count) if prefetch else []
+        step_bytes = b.mul(columns, _int(2))
+        fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
+        loop = _Loop(b, b.lshr(columns, _int(1)), LINE, [])
+        low = high = ir.Constant(narrow, None)
+        for base in bases:
+            pair = _load(b, b.add(base, loop.index), narrow)
+            low, high = b.add(low, b.and_(pair, mask)), b.add(high, b.lshr(pair, four))
+        for base in ahead:
+            _prefetch(b, b.add(base, loop.index))
+        halves = [b.sub(b.zext(half, wide), offset) for half in (low, high)]
+        here = b.add(sums, b.mul(loop.index, _int(4)))
+        for t, fired in enumerate(fires):
+            with b.if_then(fired):
+                for part, half in enumerate(halves):
+                    address = b.add(b.add(here, b.mul(step_bytes, _int(t))), _int(2 * LINE * part))
+                    _store(b, b.add(_load(b, address, wide, 2), half), address, 2)
+        loop.close([])
+
+    return _primitive(build, 6)
+
+
+# add_pairs_N, reuse_pairs_N: the same for rows of 4-bit weights as `plan.pack_pairs` lays them out. columns: a multiple
+# of 2 * LINE; the stride is in bytes.
+add_pairs_8, add_pairs_4, add_pairs_2, add_pairs_1 = (_make_add_pairs(n, True) for n in (8, 4, 2, 1))
+reuse_pairs_16, reuse_pairs_4, reuse_pairs_1 = (_make_add_pairs(n, False) for n in (16, 4, 1))
 
 
 def _widen_sums(b: Any, sums: Any, currents: Any, columns: Any, num_steps: Any) -> None:

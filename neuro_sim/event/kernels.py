@@ -174,9 +174,38 @@ def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread
 
 
 @compiled
+def add_pairs(
+    weights: int, stride: int, columns: int, row: int, last: int, pattern: int, reuse: bool, sums: int
+) -> None:
+    """Rows of 4-bit weights, listed from `row` to `last`, for the steps of one pattern."""
+    if reuse:
+        while row + 64 <= last:
+            vector.reuse_pairs_16(weights, stride, row, columns, pattern, sums)
+            row += 64
+        while row + 16 <= last:
+            vector.reuse_pairs_4(weights, stride, row, columns, pattern, sums)
+            row += 16
+        while row < last:
+            vector.reuse_pairs_1(weights, stride, row, columns, pattern, sums)
+            row += 4
+        return
+    while row + 32 <= last:
+        vector.add_pairs_8(weights, stride, row, columns, pattern, sums)
+        row += 32
+    if row + 16 <= last:
+        vector.add_pairs_4(weights, stride, row, columns, pattern, sums)
+        row += 16
+    if row + 8 <= last:
+        vector.add_pairs_2(weights, stride, row, columns, pattern, sums)
+        row += 8
+    if row < last:
+        vector.add_pairs_1(weights, stride, row, columns, pattern, sums)
+
+
+@compiled
 def accumulate(
     weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, reuse: bool,
-    sums: int, currents: int,
+    paired: int, sums: int, currents: int,
 ) -> None:  # fmt: skip
     """currents [steps, columns] = for every step the sum of the rows that spiked in it."""
     vector.clear(currents, 4 * steps * columns)
@@ -189,7 +218,9 @@ def accumulate(
             read_int64(run + 24),
         )
         last = row + 4 * read_int64(run + 8)
-        if reuse:
+        if paired:
+            add_pairs(weights, stride, columns, row, last, pattern, reuse, sums)
+        elif reuse:
             while row + 32 <= last:
                 vector.reuse_rows_8(weights, stride, row, columns, pattern, sums)
                 row += 32
@@ -268,12 +299,14 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
         weight, site, parts, outputs, pad = W_1, F, 1, plan.ffn, plan.ffn_pad
     elif driver == FROM_F:
         weight, site, parts, half, inputs = W_2, Y, 1, 1, plan.ffn
-    lines = parts * pad // LINE
-    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
+    paired = plan.paired  # two weights in a byte: a line holds twice as many columns
+    line = LINE << paired
+    lines = parts * pad // line
+    start, stop = lines * thread // threads * line, lines * (thread + 1) // threads * line
     # One lane: long rows. Several lanes: so many columns that all their rows stay in the cache from lane to lane.
     tile = MAX_COLUMNS
     if lanes > 1:
-        tile = smaller(tile, max(2 * LINE, TILE_BYTES // inputs // LINE * LINE))
+        tile = smaller(tile, max(2 * LINE, (TILE_BYTES << paired) // inputs // line * line))
     sums = work.sums + 2 * STEP_GROUP * MAX_COLUMNS * thread
     currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
     weights = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight))
@@ -281,9 +314,9 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
         columns = smaller(tile, stop - start)
         for lane in range(lanes):
             accumulate(
-                weights + start, parts * pad, columns, plan.steps, work.rows + 4 * work.list_size * lane,
-                work.runs + 8 * RUN_FIELDS * work.max_runs * lane, read_int64(work.num_runs + 8 * lane), lanes > 1,
-                sums, currents,
+                weights + (start >> paired), parts * pad >> paired, columns, plan.steps,
+                work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane,
+                read_int64(work.num_runs + 8 * lane), lanes > 1, paired, sums, currents,
             )  # fmt: skip
             done = 0
             while done < columns:

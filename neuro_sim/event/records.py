@@ -16,13 +16,14 @@ def _record(fields: str) -> np.dtype[Any]:
 # neurons; `offsets` says where a site starts in it.
 PLAN = _record("""
     layers steps hidden hidden_pad ffn ffn_pad heads head_dim head_pad key_words blocks vocab vocab_pad
-    head_width head_width_pad factorised two_products current_write residual_readout unit distances decay row
+    head_width head_width_pad factorised two_products current_write residual_readout unit distances decay row paired
     embed_shift epsilon!
     offsets weights thresholds biases shifts map_thresholds map_biases writes write_shifts embed_threshold embed_bias
     head_rows table gamma head_sums row_scale bias out_scale out_bias
 """)
 # offsets         int64 [10]
-# weights         int64 [layers, 4]: addresses of int8 [in, out_pad]; Q, K and V are one matrix
+# weights         int64 [layers, 4]: addresses of int8 [in, out_pad]; Q, K and V are one matrix. paired: of 4-bit
+#                 weights, two in a byte, [in, out_pad / 2] (plan.pack_pairs)
 # thresholds      int32 [layers, row]            biases       int32 [layers, row]
 # shifts          int64 [layers, 10]
 # map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]

@@ -275,7 +275,7 @@ def test_weights_that_are_handed_over_are_never_in_memory_twice() -> None:
     arrays = model_arrays(model)
     given = {name: weakref.ref(arrays[name]) for name in ("layers.0.w_q", "layers.1.w_2", "embedding.table")}
     del model
-    place_weights(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), arrays)
+    place_weights(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), "int8", arrays)
     assert all(reference() is None for reference in given.values())
 
 
