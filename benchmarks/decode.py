@@ -10,8 +10,8 @@ Several threads: wall time. The bandwidth bound is bytes touched / read bandwidt
 
 Peers that need packages of their own run with --peer-python (default: .venv-bench/bin/python if it exists):
   python -m venv .venv-bench && .venv-bench/bin/pip install torch==2.13.0
-  .venv-bench/bin/pip install transformers==5.22.2 ctranslate2 onnxruntime onnx onnxscript numba "numpy<2.4" gguf
-  CMAKE_ARGS=-DGGML_NATIVE=ON .venv-bench/bin/pip install llama-cpp-python      # compiled for this CPU
+  .venv-bench/bin/pip install transformers==5.22.2 ctranslate2 onnxruntime onnx onnxscript numba "numpy<2.4"
+  .venv-bench/bin/pip install xllamacpp gguf
 """
 
 from __future__ import annotations

@@ -256,48 +256,22 @@ def onnxruntime(options: dict[str, Any]) -> Measure:
 
 def llama_cpp(options: dict[str, Any], kind: str) -> Measure:
     """llama.cpp through its C interface, without its server or samplers: decode, then the largest logit."""
-    import ctypes
+    from llama_gguf import LlamaContext, write_gguf
 
-    import llama_cpp as llama
-    from llama_gguf import write_gguf
-
-    llama.llama_backend_init()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.gguf")
-        write_gguf(path, kind)
-        settings = llama.llama_model_default_params()
-        settings.use_mmap = False  # the file goes away
-        model = llama.llama_model_load_from_file(str(path).encode(), settings)
-    given = llama.llama_context_default_params()
-    given.n_ctx = 2048
-    given.n_threads = given.n_threads_batch = options["threads"]
-    context = llama.llama_init_from_model(model, given)
-    memory = llama.llama_get_memory(context)
+        write_gguf(Path(folder, "model.gguf"), kind)
+        context = LlamaContext(Path(folder, "model.gguf"), options["threads"])
     fed = prompt(options["context"] - 32)
-    print(llama.llama_print_system_info().decode(), file=sys.stderr)
-
-    def feed(tokens: list[int]) -> int:
-        batch = llama.llama_batch_get_one((llama.llama_token * len(tokens))(*tokens), len(tokens))
-        if llama.llama_decode(context, batch):
-            raise RuntimeError("llama_decode failed")
-        logits = llama.llama_get_logits_ith(context, -1)
-        return int(np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (VOCAB,)).argmax())
-
-    def keep(tokens: int) -> None:
-        llama.llama_memory_seq_rm(memory, 0, tokens, -1)
+    context.feed(fed)
 
     def measure(tokens: int) -> None:
         token = fed[0]
         for _ in range(tokens):
-            token = feed([token])
+            token = int(context.feed([token]).argmax())
 
-    def prefill(tokens: int) -> None:
-        feed(fed[-tokens:])
-
-    feed(fed)
-    measure.prepare = lambda: keep(len(fed))  # type: ignore[attr-defined]
-    measure.prefill = prefill  # type: ignore[attr-defined]
-    measure.rewind = lambda tokens: keep(len(fed) - tokens)  # type: ignore[attr-defined]
+    measure.prepare = lambda: context.keep(len(fed))  # type: ignore[attr-defined]
+    measure.rewind = lambda tokens: context.keep(len(fed) - tokens)  # type: ignore[attr-defined]
+    measure.prefill = lambda tokens: context.feed(fed[-tokens:]) is None and None  # type: ignore[attr-defined]
     return measure
 
 
