@@ -1,6 +1,6 @@
-"""llama.cpp for benchmarks/decode.py: a random GGUF file of OPT-125M shape, and its C interface from the xllamacpp wheel.
+"""llama.cpp for benchmarks/decode.py: a random GGUF file of OPT-125M shape, and its C interface.
 
-The file is of its GPT-2 graph, every matrix in one format.
+The file is of its GPT-2 graph, every matrix in one format; the library is the one in the xllamacpp wheel.
 """
 
 from __future__ import annotations

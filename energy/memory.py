@@ -27,7 +27,8 @@ from dataclasses import dataclass, replace
 from energy.costs import OPERATIONS, Placement
 from energy.flops import DenseShape, SpikeGPTShape
 from energy.models import Rates, driven_rates, estimated_sops, measured_rates, measured_site_rates, site_cells
-from spikeopd.contracts import MEMBRANE_BITS, WEIGHT_BITS, Activity, ModelShape, connections, projections
+from spikeopd.contracts import MEMBRANE_BITS, Activity, ModelShape, connections, projections
+from spikeopd.contracts.model import WEIGHT_BITS as STORED_BITS
 from spikeopd.contracts.run import Run
 from spikeopd.contracts.topology import layer_macs, outer_macs
 from spikeopd.errors import InputError
@@ -112,7 +113,7 @@ def activity_work(shape: ModelShape, activity: Activity, keys: int, precision: s
     site_rates = measured_site_rates(activity)
     estimate = estimated_work(shape, measured_rates(shape, activity), activity.tokens, keys)
     # bytes / width of a weight; gains are 32 bits wide in every precision
-    width = {"residual": 4.0} | {c.component: WEIGHT_BITS[precision] / 8 for c in projections(shape)}
+    width = {"residual": 4.0} | {c.component: STORED_BITS[precision] / 8 for c in projections(shape)}
     reached = {
         name: activity.bytes[name] / width[name] if name in width else value for name, value in estimate.reached.items()
     }

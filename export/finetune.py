@@ -56,5 +56,5 @@ def finish(
         torch.nn.utils.clip_grad_norm_(finished.parameters(), NORM)
         optimizer.step()
         if update == 0 or (update + 1) % max(1, updates // 5) == 0:
-            say(f"finish: update {update + 1} of {updates}, {float(loss):.4f} nats a token from the student")
+            say(f"finish: update {update + 1} of {updates}, {loss.item():.4f} nats a token from the student")
     return finished.eval().requires_grad_(False)

@@ -10,8 +10,8 @@ the residual stream has no neuron to absorb its scale: there sigma_n is a power 
 Attention counts are integers already; thresholds and biases of `a` and `r` are rounded in units of 2**-10. Residual
 stream, its sites, gains and embedding current are integers in units of 2**-12 of the float ones.
 
-A student that was trained with the integer forward pass (`deploy_precision`, models/grid.py) of this precision has these integers
-already: its own scales are taken, and nothing is left to round.
+A student trained with the integer forward pass of this precision (`deploy_precision`, models/grid.py) has these
+integers already: its own scales are taken, and nothing is left to round.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ HOST = {
     "prompt": "tokens.bos, then the token ids of the text without special tokens; decoding ends at tokens.eos. Token i "
     "(from 0) of the sequence has position i.",
     "readout": "n = sum over the num_steps steps of the graph's output for the token; mu = mean(n) / unit; inv = 1 / "
-    "sqrt(mean(n**2) / unit**2 - mu**2 + epsilon). unit = num_steps; with readout 'residual' in integers 4096 * num_steps.",
+    "sqrt(mean(n**2) / unit**2 - mu**2 + epsilon). unit = num_steps; with readout 'residual' in int8 4096 * num_steps.",
     "sampling": "Greedy: the largest logit, of equal ones the lowest token id. At temperature T: weights exp((logit - "
     "max) / T) in order of token id, c their running sum, the first id with c > u * c[last]; u are the successive "
     "random() of numpy.random.default_rng([seed, how often this prompt came before in the run, *prompt token ids]).",

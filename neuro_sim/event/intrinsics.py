@@ -12,17 +12,11 @@ from typing import Any
 
 from llvmlite import binding as llvm
 from llvmlite import ir
-from numba import types
+from numba import from_dtype, types
 from numba.extending import intrinsic
 
+from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, STEP_GROUP, WORD
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
-
-LINE = 64  # columns handled at once by the row kernels: one cache line of int8 weights; of int4 it holds two of them
-NIBBLE_OFFSET = 8  # a 4-bit weight w is stored as w + 8, so that up to 16 of them add up in 8 bits
-LANES = 16  # neurons handled at once
-WORD = 64  # spikes in one packed word
-STEP_GROUP = 4  # steps whose accumulators are updated in one pass over a row
-SEGMENT_ROWS = 256  # rows whose int8 sum always fits int16: 256 * -128 = -2**15
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
@@ -132,6 +126,33 @@ def _make_write(kind: Any) -> Any:
 read_int32, read_uint32, read_int64 = _make_read(I32), _make_read(I32, signed=False), _make_read(I64)
 write_int32, write_int64 = _make_write(I32), _make_write(I64)
 read_float = _primitive(lambda b, address: _load(b, address, ir.DoubleType(), 8), 1, types.float64)
+
+
+@intrinsic
+def write_float(typing_context: Any, address: Any, value: Any) -> Any:
+    """A float64 in memory."""
+    return types.void(types.int64, types.float64), _write_float
+
+
+def _write_float(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    _store(builder, args[1], args[0], 8)
+    return context.get_dummy_value()
+
+
+def record_at(kind: Any) -> Any:
+    """An intrinsic from an address to the record of this dtype there."""
+    record = from_dtype(kind)
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(record))
+
+    @intrinsic
+    def at(typing_context: Any, address: Any) -> Any:
+        return record(types.int64), codegen
+
+    return at
+
+
 count_bits = _primitive(lambda b, word: _popcount(b, word), 1, types.int64)
 
 
@@ -363,12 +384,12 @@ affine = _primitive(_affine, 5)
 def _to_float(b: Any, wide: Any, columns: Any) -> None:
     loop = _Loop(b, columns, LANES, [])
     address = b.add(wide, b.mul(loop.index, _int(8)))
-    value = b.trunc(_load(b, address, ir.VectorType(I64, LANES), 8), ir.VectorType(I32, LANES))
+    value = _load(b, address, ir.VectorType(I64, LANES), 8)
     _store(b, b.sitofp(value, ir.VectorType(ir.DoubleType(), LANES)), address, 8)
     loop.close([])
 
 
-# to_float(int64 wide, columns): the numbers, taken as int32, become float64 in place
+# to_float(int64 wide, columns): the numbers become float64 in place
 to_float = _primitive(_to_float, 2)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.event import kernel_base, kernels
-from neuro_sim.event.intrinsics import LANES, LINE, NIBBLE_OFFSET, SEGMENT_ROWS, STEP_GROUP, WORD
+from neuro_sim.event import constants
+from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.event.records import PLAN, WORK
 from spikeopd.contracts import (
     LAYER_SITES,
@@ -208,7 +208,7 @@ def _aligned(size: int) -> Array:
 class Record:
     """A record of `kernels`: named integers, and named arrays of which the kernels get the address.
 
-    Attributes read either; `data` is what the compiled code takes. The arrays live as long as the record.
+    Attributes read either; `address` is what the compiled code takes. The arrays live as long as the record.
     """
 
     def __init__(self, kind: np.dtype[Any], **fields: Any) -> None:
@@ -217,6 +217,7 @@ class Record:
         for name in kind.names or ():
             value = fields[name]
             self.data[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+        self.address = self.data.ctypes.data
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -431,11 +432,11 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
     """Buffers of one decoder, reused by every block of up to `lanes` tokens."""
     steps, layers, groups = plan.steps, plan.layers, -(-plan.steps // STEP_GROUP)
     widest = max(plan.hidden, plan.ffn)
-    spare = max(widest * groups, plan.head_width) + kernel_base.LIST_PADDING
+    spare = max(widest * groups, plan.head_width) + constants.LIST_PADDING
     list_size = spare + widest
-    max_runs = groups * (kernel_base.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
-    slots = layers if record else 1
-    counters = (threads, lanes, layers + 1, kernel_base.NUM_SITES, steps)
+    max_runs = groups * (constants.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
+    slots, scratch = layers if record else 1, constants.lists_size(widest)
+    counters = (threads, lanes, layers + 1, constants.NUM_SITES, steps)
     return Record(
         WORK,
         lanes=lanes,
@@ -449,17 +450,19 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
         map_words=np.zeros((slots, lanes, plan.heads, steps, plan.blocks), np.uint64),
         rows=np.zeros((lanes, list_size), np.int32),
         factors=np.zeros((lanes, list_size), np.int32),
-        runs=np.zeros((lanes, max_runs, kernel_base.RUN_FIELDS), np.int64),
+        runs=np.zeros((lanes, max_runs, constants.RUN_FIELDS), np.int64),
         num_runs=np.zeros(lanes, np.int64),
-        sums=np.zeros((threads, STEP_GROUP * kernel_base.MAX_COLUMNS), np.int16),
-        currents=np.zeros((threads, max(steps * kernel_base.MAX_COLUMNS, kernel_base.HEAD_COLUMNS)), np.int32),
-        wide=np.zeros((threads, kernel_base.HEAD_COLUMNS), np.int64),
-        small=np.zeros((threads, kernels.small_size.py_func(steps, plan.head_pad)), np.int32),
+        scratch_size=scratch,
+        scratch=np.zeros((threads, scratch), np.int64),
+        sums=np.zeros((threads, STEP_GROUP * constants.MAX_COLUMNS), np.int16),
+        currents=np.zeros((threads, max(steps * constants.MAX_COLUMNS, constants.HEAD_COLUMNS)), np.int32),
+        wide=np.zeros((threads, constants.HEAD_COLUMNS), np.int64),
+        small=np.zeros((threads, constants.small_size(steps, plan.head_pad)), np.int32),
         queries=np.zeros((threads, steps * plan.key_words), np.int64),
         spikes=np.zeros(counters, np.int64),
         saturations=np.zeros(counters, np.int64),
         additions=np.zeros((threads, lanes, layers, 2, steps), np.int64),
-        active=np.zeros((threads, lanes, layers, kernel_base.NUM_DRIVERS), np.int64),
+        active=np.zeros((threads, lanes, layers, constants.NUM_DRIVERS), np.int64),
         counts=np.zeros((lanes, plan.hidden), np.int64),
         head_active=np.zeros(lanes, np.int64),
         narrow=np.zeros((lanes, plan.head_width_pad if plan.two_products else 0)),

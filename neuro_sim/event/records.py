@@ -36,8 +36,8 @@ PLAN = _record("""
 # out_scale, out_bias  float64 [head_width_pad] if the head has two products
 
 WORK = _record("""
-    lanes record list_size spare max_runs
-    residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries
+    lanes record list_size spare max_runs scratch_size
+    residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries scratch
     spikes saturations additions active counts head_active narrow barrier
 """)
 # residual     int32 [lanes, T_s, hidden_pad]     embed_masks uint32 [lanes, row]
@@ -49,6 +49,7 @@ WORK = _record("""
 # sums         int16 [threads, 4 * MAX_COLUMNS]   currents    int32 [threads, max(T_s * MAX_COLUMNS, HEAD_COLUMNS)]
 # wide         int64 [threads, HEAD_COLUMNS]
 # small        int32 [threads, small_size(plan)]  queries     int64 [threads, T_s * key_words]
+# scratch      int64 [threads, scratch_size]: of list_rows, and of the head's three numbers
 # spikes       int64 [threads, lanes, layers + 1, 10, T_s]; row `layers` holds embed at site 0
 # saturations  the same                           additions   int64 [threads, lanes, layers, 2, T_s]
 # active       int64 [threads, lanes, layers, 6]

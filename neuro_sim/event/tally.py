@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.event.kernel_base import NUM_DRIVERS
+from neuro_sim.event.constants import NUM_DRIVERS
 from neuro_sim.event.plan import Record
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES, Activity, SpikeModel, SpikeTrace, connections, fetched_bytes
 from spikeopd.contracts.topology import INPUT, outer_macs
 
 Array = NDArray[Any]
-DRIVERS = (INPUT, "r", "x", "f", "o", "y")  # whose active rows the kernels count, in the order of kernel_base.FROM_*
+DRIVERS = (INPUT, "r", "x", "f", "o", "y")  # whose active rows the kernels count, in the order of constants.FROM_*
 assert len(DRIVERS) == NUM_DRIVERS
 
 
