@@ -2,9 +2,9 @@
 
     kernels.py, kernel_*.py, intrinsics.py  --numba-->  kernels.ll.xz (shipped)  --LLVM-->  machine code (kept)
 
-The first start on a machine optimises the shipped file for its CPU and keeps the result; later starts load that. Neither
-needs numba. The file holds a digest of the sources it was made from: once they change it is passed over, and numba does
-its part again at the next start. `python -m neuro_sim.event.native` writes the file anew.
+The first start on a machine optimises the shipped file for its CPU and keeps the result; later starts load that.
+Neither needs numba. The file holds a digest of the sources it was made from: once they change it is passed over, and
+numba does its part again at the next start. `python -m neuro_sim.event.native` writes the file anew.
 """
 
 from __future__ import annotations
