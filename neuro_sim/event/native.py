@@ -24,6 +24,7 @@ import llvmlite
 from llvmlite import binding as llvm
 from numpy.typing import NDArray
 
+from spikeopd.errors import say
 from spikeopd.files import write_bytes
 
 Array = NDArray[Any]
@@ -197,7 +198,7 @@ def main() -> None:
     """Write the shipped file anew."""
     packed = lzma.compress(f"{source_digest()}\n; {_family()}\n{front_end()}".encode(), preset=9 | lzma.PRESET_EXTREME)
     write_bytes(SHIPPED, packed)
-    print(f"{SHIPPED}: {len(packed)} bytes for {_family()}")
+    say(f"{SHIPPED}: {len(packed)} bytes for {_family()}")
 
 
 if __name__ == "__main__":
