@@ -115,8 +115,9 @@ def place_weights(shape: ModelShape, precision: Precision, arrays: dict[str, Arr
     lines, the rows of Q, K and V side by side: a spike reads one contiguous row. The tied table becomes [width, vocab]
     in memory, which serves the head's rows and the embedding's lookup alike, and is still seen as [vocab, width].
     Values and shapes stay the same, except for 4-bit weights: they become uint8, two in a byte (`pack_pairs`), and only
-    this engine reads them so (`plain_layout` undoes it). Entries of `arrays` are replaced one by one, so if nobody else holds the old
-    arrays their memory is free at once and the weights are never in memory twice: hand this to `load_bundle`.
+    this engine reads them so (`plain_layout` undoes it). Entries of `arrays` are replaced one by one, so if nobody else
+    holds the old arrays their memory is free at once and the weights are never in memory twice: hand this to
+    `load_bundle`.
     """
     if arrays["embedding.table"].dtype != np.int8:
         return
