@@ -25,8 +25,8 @@ r"""The deployable model: everything needed to decode, nothing else. numpy only.
 K_j and V_j at step tau are the cached spikes of token j at *its* step tau. With a distance bias the current of A[j] is
 (C[j] << 10) + bias[head, min(i - j, distances - 1)]: a pair may fire without a coincidence.
 
-**int4** is int8 with projection weights from -7 to 7 (a Layer holds them in int8 arrays all the same); neurons, residual
-stream, embedding and head do not differ.
+**int4** is int8 with projection weights from -7 to 7 (a Layer holds them in int8 arrays all the same); neurons,
+residual stream, embedding and head do not differ.
 
 **Float precision**: the same dataclasses hold float32 arrays, `decay` is alpha itself, shifts are 0, nothing saturates.
 """
