@@ -14,7 +14,8 @@ That is the paper's block. Options of the config make the better one (`block: pl
     neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
     scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
     deploy_precision  "int8" or "int4": every value on the grid of the deployable integers (models/grid.py), which
-                    float32 adds exactly: the student computes what its exported file computes, spike for spike and bit for bit
+                    float32 adds exactly: the student computes what its exported file computes, spike for spike and
+                    bit for bit
 
 Every neuron starts from rest at every token, so a token's T_s steps depend on other tokens through attention alone.
 """
