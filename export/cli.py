@@ -48,6 +48,7 @@ def _export(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         source=args.source,
         calibrate=args.calibrate,
+        finetune=args.finetune,
         evaluation_tokens=args.evaluation_tokens,
         verification_tokens=args.verification_tokens,
         allow_lossy=args.allow_lossy,
@@ -84,7 +85,12 @@ def export_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--to", choices=("nir", "lava"), default="nir", help="kind of bundle (default: nir)")
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
-    parser.add_argument("--precision", choices=("int8", "float32"), default="int8", help="default: int8, spike-exact")
+    parser.add_argument(
+        "--precision",
+        choices=("int8", "int4", "float32"),
+        default="int8",
+        help="default: int8; int8 and int4 are spike-exact",
+    )
     parser.add_argument(
         "--nir-profile",
         choices=("cell", "unrolled"),
@@ -113,6 +119,13 @@ def export_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="TOKENS",
         help="search each neuron's clipping scale on this many training tokens (default: 0, off)",
+    )
+    parser.add_argument(
+        "--finetune",
+        type=int,
+        default=0,
+        metavar="N",
+        help="teach the student its own answers with the integers of --precision for N updates (default: 0, off)",
     )
     parser.add_argument(
         "--evaluation-tokens",

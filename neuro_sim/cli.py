@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from neuro_sim.text import Text
 
 PROG = "spikeopd-run-lava"
+PRECISIONS = ("int8", "int4", "float32")
 OLD_PRECISIONS = {"fixed": "int8", "float": "float32"}  # accepted for a release
 EXAMPLES = f"""\
 examples:
@@ -54,10 +55,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        choices=("int8", "float32", *OLD_PRECISIONS),
-        metavar="{int8,float32}",
-        help="int8: integers, spike for spike the same on every backend; float32: for float32 bundles, and on Lava for "
-        "any (default: what the bundle holds)",
+        choices=(*PRECISIONS, *OLD_PRECISIONS),
+        metavar=f"{{{','.join(PRECISIONS)}}}",
+        help="int8, int4: integers, spike for spike the same on every backend; float32: for float32 bundles, and on "
+        "Lava for any (default: what the bundle holds)",
     )
     text = parser.add_argument_group("prompts", "several may be given; without any, stdin is read")
     # One list for all three, so that the results come in the order of the command line.
