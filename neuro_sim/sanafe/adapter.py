@@ -1,10 +1,9 @@
-# SPDX-License-Identifier: Apache-2.0 OR GPL-3.0-or-later
-#
-# This one file is run by the Python of another environment and imports SANA-FE there, which is under GPL-3.0. It is
-# offered under the project's Apache-2.0 and, at your choice, under GPL-3.0 or later; what it becomes together with
-# SANA-FE in that process is under GPL-3.0. It imports nothing of this project, nothing of the project imports it, and
-# the two exchange files and lines of JSON alone.
 """Runs in SANA-FE's own environment: executes a network of `neuro_sim.sanafe.network`, token by token.
+
+SPDX-License-Identifier: Apache-2.0 OR GPL-3.0-or-later. This one file is run by the Python of another environment and
+imports SANA-FE there, which is under GPL-3.0. It is offered under the project's Apache-2.0 and, at your choice, under
+GPL-3.0 or later; what it becomes together with SANA-FE in that process is under GPL-3.0. It imports nothing of this
+project, nothing of the project imports it, and the two exchange files and lines of JSON alone.
 
     python adapter.py FOLDER        FOLDER holds network.json and network.npz (docs/formats.md)
 
@@ -127,7 +126,7 @@ class ChipRun:
         wanted = range(group["neurons"]) if turned else np.flatnonzero(due != self.bias[name]).tolist()
         neurons = self.neurons[name]
         for place in wanted:
-            values = {"bias": float(due[place])}
+            values: dict[str, Any] = {"bias": float(due[place])}
             if turned:
                 values["leak_decay"] = leak
             neurons[place].set_attributes(model_attributes=values)
@@ -149,8 +148,13 @@ class ChipRun:
         for message in done["message_trace"][0]:
             if not message["placeholder"]:
                 between[message["src_tile_id"], message["dest_tile_id"]] += 1
-                totals["hops_ew"] += abs(message["src_x"] - message["dest_x"])
-                totals["hops_ns"] += abs(message["src_y"] - message["dest_y"])
+                east, north = abs(message["src_x"] - message["dest_x"]), abs(message["src_y"] - message["dest_y"])
+                totals["hops_ew"] += east
+                totals["hops_ns"] += north
+                if self.groups[message["src_neuron_group_id"]]["kind"] == "site":
+                    totals["site_messages"] += 1
+                    totals["site_hops_ew"] += east
+                    totals["site_hops_ns"] += north
 
 
 def load_loihi(sanafe: Any, mesh: dict[str, int]) -> tuple[Any, dict[str, float]]:

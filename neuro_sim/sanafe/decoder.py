@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.counting import EventCounter
+from neuro_sim.sanafe.chip import summarise
 from neuro_sim.sanafe.interpreter import Executor, Interpreter
 from neuro_sim.sanafe.network import Network, build_network, events, group_name, map_spikes, read_stream, token_biases
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace, head_logits, ordered_sites
@@ -87,6 +88,11 @@ class NetworkDecoder:
         accumulated = counts if self._rows is None else counts @ self._rows
         return head_logits(model, counts, accumulated, 1.0 if self._rows is None else self._rows.sum(0)), activity
 
+    def measured(self) -> dict[str, Any] | None:
+        """What a simulated chip measured since the run began, for run.json (docs/formats.md); None for any other."""
+        about = getattr(self._running[1], "about", None) if self._running is not None else None
+        return None if about is None or not self.records else summarise(about, self.records)
+
     def close(self) -> None:
         """End the executor."""
         if self._running is not None:
@@ -111,7 +117,7 @@ class NetworkDecoder:
             for site, component in (("k", "coincidence"), ("v", "av")):
                 gated[f"{group_name(index, site)}.gate"] = int(activity.additions[component][index].sum())
         sums = {name: spikes.sum(0) for name, spikes in fired.items()}
-        roles = events(network, sums, gated, self.position)
+        roles, dense = events(network, sums, gated, self.position)
         relays = sum(int(sums[network.origin(group).name].sum()) for group in network.of_kind("relay"))
         due = {
             "events": sum(roles.values()),
@@ -128,10 +134,10 @@ class NetworkDecoder:
             {
                 **counts,
                 "roles": roles,
+                "dense_roles": dense,
                 "spikes": spiked,
-                "neurons": {kind: network.neurons(kind) for kind in ("site", "gate", "relay")},
                 "steps": network.steps,
-                "position": self.position,
+                "slots": network.slots,
             }
         )
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from neuro_sim.sanafe.network import EXTRAS, Array, Network, Synapses
+from neuro_sim.sanafe.network import EXTRAS, Array, Group, Network, Synapses
 from neuro_sim.sanafe.placement import SOURCES, Placement
-from spikeopd.files import write_json
+from spikeopd.contracts import parse_shape
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json, write_json
 
 SCHEMA = "spikeopd.sanafe/1"
 FILES = ("network.json", "network.npz")
@@ -18,7 +20,7 @@ FILES = ("network.json", "network.npz")
 def write_network(folder: Path, network: Network, placement: Placement) -> None:
     """Write both files into an existing folder."""
     shape, chip = network.shape, placement.chip
-    dense = {bundle.target for bundle in network.synapses if bundle.pairs is None}
+    dense = network.matrix_targets
     arrays: dict[str, Array] = {}
     for name, group in network.groups.items():
         arrays[f"threshold/{name}"] = group.threshold.astype(np.int32)
@@ -57,6 +59,26 @@ def write_network(folder: Path, network: Network, placement: Placement) -> None:
             "placement": {**placement.report, "sources": SOURCES},
         },
     )
+
+
+def read_network(folder: Path) -> Network:
+    """The network of two files, as an executor sees it."""
+    about = read_json(folder / "network.json")
+    if about.get("schema") != SCHEMA:
+        raise InputError(f"{folder / 'network.json'}: expected schema {SCHEMA!r}, got {short(about.get('schema'))}")
+    with np.load(folder / "network.npz", allow_pickle=False) as file:
+        arrays = {name: file[name].astype(np.int64) for name in file.files}
+    network = Network(parse_shape(about["model"], str(folder)), about["slots"])
+    for group in about["groups"]:
+        fields = {name: group[name] for name in ("name", "kind", "layer", "site", "start", "decay")}
+        threshold, bias = (arrays[f"{part}/{group['name']}"] for part in ("threshold", "bias"))
+        network.groups[group["name"]] = Group(**fields, threshold=threshold, bias=bias)
+    for place, bundle in enumerate(about["synapses"]):
+        ends = {name: bundle[name] for name in ("source", "target", "role")}
+        network.synapses.append(
+            Synapses(**ends, weights=arrays[f"weights/{place}"], pairs=arrays.get(f"pairs/{place}"))
+        )
+    return network
 
 
 def _bundle(bundle: Synapses) -> dict[str, Any]:

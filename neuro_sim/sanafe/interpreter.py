@@ -45,7 +45,7 @@ class Interpreter:
     def run(self, biases: Mapping[str, Array]) -> Outcome:
         network, steps = self.network, self.network.shape.num_steps
         groups = network.groups
-        v = {name: np.zeros(group.neurons, np.int64) for name, group in groups.items()}
+        v: dict[str, Array] = {name: np.zeros(group.neurons, np.int64) for name, group in groups.items()}
         arriving: dict[str, Array] = {}
         reached: dict[str, Array] = {}  # neurons that a synapse reached, whatever its weight
         spikes = {group.name: np.zeros((steps, group.neurons), bool) for group in network.of_kind("site")}
@@ -64,7 +64,7 @@ class Interpreter:
                 # A site leaks through its window; what is left of it afterwards is gone at once.
                 kept = decay_integer(v[name], group.decay) if tau <= steps else np.zeros_like(v[name])
                 v[name] = kept + bias + current.get(name, 0)
-                shot = v[name] >= group.threshold
+                shot: Array = v[name] >= group.threshold
                 counts["updated"] += int((busy | shot).sum())
                 if shot.any():
                     fired[name] = shot
@@ -74,9 +74,9 @@ class Interpreter:
                     if group is network.last:
                         membranes[tau - 1] = v[name]
             for bundle in network.synapses:
-                shot = fired.get(bundle.source)
-                if shot is None:
+                if bundle.source not in fired:
                     continue
+                shot = fired[bundle.source]
                 target = groups[bundle.target].neurons
                 total = arriving.setdefault(bundle.target, np.zeros(target, np.int64))
                 seen = reached.setdefault(bundle.target, np.zeros(target, bool))
@@ -90,7 +90,9 @@ class Interpreter:
                     np.add.at(total, ends, bundle.weights[chosen])
                     seen[ends] = True
                     counts["events"] += int(chosen.sum())
-        return Outcome(spikes, membranes, {**counts, "accessed": network.neurons("site", "gate", "relay") * network.steps})
+        return Outcome(
+            spikes, membranes, {**counts, "accessed": network.neurons("site", "gate", "relay") * network.steps}
+        )
 
     def close(self) -> None:
         """Nothing to end; every executor has it."""

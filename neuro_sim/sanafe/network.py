@@ -110,6 +110,11 @@ class Network:
     def of_kind(self, *kinds: Kind) -> list[Group]:
         return [group for group in self.groups.values() if group.kind in kinds]
 
+    @property
+    def matrix_targets(self) -> set[str]:
+        """Groups that a full matrix enters."""
+        return {bundle.target for bundle in self.synapses if bundle.pairs is None}
+
     def origin(self, group: Group) -> Group:
         """The site whose spikes a relay passes on."""
         return self.groups[group_name(group.layer, group.site)] if group.kind == "relay" else group
@@ -247,10 +252,10 @@ class _Builder:
     def site(self, index: int, site: str, start: int, neurons: Site) -> Group:
         threshold, bias = neurons.threshold.astype(np.int64), neurons.bias.astype(np.int64)
         if threshold.min() < 1:
-            raise InputError(f"{group_name(index, site)}: a threshold of {threshold.min()}; a neuron here needs 1 or more")
-        group = Group(
-            group_name(index, site), "site", index, site, start, int(self.model.decay), threshold, bias
-        )
+            raise InputError(
+                f"{group_name(index, site)}: a threshold of {threshold.min()}; a neuron here needs 1 or more"
+            )
+        group = Group(group_name(index, site), "site", index, site, start, int(self.model.decay), threshold, bias)
         self.add(group)
         itself = np.arange(group.neurons)
         self.connect(group, group, "reset", -threshold, itself, itself)
@@ -274,7 +279,9 @@ class _Builder:
         self.network.synapses.append(Synapses(source.name, target.name, role, full, pairs))
 
 
-def token_biases(network: Network, model: SpikeModel, current: Array, cache: Sequence[Sequence[Array]]) -> dict[str, Array]:
+def token_biases(
+    network: Network, model: SpikeModel, current: Array, cache: Sequence[Sequence[Array]]
+) -> dict[str, Array]:
     """What the host writes for one token: biases [n] for its whole window, or [T_s, n] step by step.
 
     current  the token's embedding current        cache  per layer: keys and values of the past, bool [past, T_s, d]
@@ -283,9 +290,7 @@ def token_biases(network: Network, model: SpikeModel, current: Array, cache: Seq
     heads, steps, past = shape.num_attention_heads, shape.num_steps, len(cache[0][0])
     wide = current.astype(np.int64)
     biases = {
-        group.name: group.bias + wide
-        for group in network.of_kind("site")
-        if group.site in (EMBED_SITE, "x", "h")
+        group.name: group.bias + wide for group in network.of_kind("site") if group.site in (EMBED_SITE, "x", "h")
     }
     for index, layer in enumerate(model.layers):
         for site, spikes in zip("kv", cache[index], strict=True):
@@ -305,7 +310,7 @@ def token_biases(network: Network, model: SpikeModel, current: Array, cache: Seq
 
 
 def read_stream(network: Network, model: SpikeModel, membranes: Array, spikes: Array) -> Array:
-    """The residual stream [T_s, d] behind the last site, from its membranes: h = v - decay(v') + threshold s' - bias."""
+    """The residual stream [T_s, d] behind the last site's membranes: h = v - decay(v') + threshold s' - bias."""
     from neuro_sim.fixed_point import decay_integer
 
     site = model.site(network.last.layer, "h")
@@ -323,25 +328,31 @@ def map_spikes(network: Network, spikes: Array, position: int) -> Array:
     return np.asarray(filled.reshape(len(spikes), -1))
 
 
-def events(network: Network, fired: dict[str, Array], gated: dict[str, int], position: int) -> dict[str, int]:
+def events(
+    network: Network, fired: dict[str, Array], gated: dict[str, int], position: int
+) -> tuple[dict[str, int], dict[str, int]]:
     """Synaptic events of one token by role, from the spikes of the sites and the products that were one.
 
     fired  spikes of every site's neurons [n], the map with all its slots      gated  spikes of every group of gates
+    The second table holds those that end in groups which a full matrix enters: a chip may price them otherwise.
     """
     counts = dict.fromkeys((*network.shape.layer_components, *EXTRAS), 0)
+    dense, matrices = dict(counts), network.matrix_targets
     for bundle in network.synapses:
-        group = network.groups[bundle.source]
+        group, role = network.groups[bundle.source], bundle.role
         if group.kind == "gate":
-            counts[bundle.role] += gated[group.name]  # each has one synapse
-            continue
-        spikes = fired[network.origin(group).name]
-        total = int((spikes * bundle.fan_out(group.neurons)).sum())
-        if bundle.role == "coincidence":
-            empty = int(spikes.sum()) * (network.slots - position - 1)
-            counts["empty"] += empty
-            total -= empty
-        counts[bundle.role] += total
-    return counts
+            total = gated[group.name]  # each has one synapse
+        else:
+            spikes = fired[network.origin(group).name]
+            total = int((spikes * bundle.fan_out(group.neurons)).sum())
+            if role == "coincidence":
+                empty = int(spikes.sum()) * (network.slots - position - 1)
+                counts["empty"] += empty
+                total -= empty
+        counts[role] += total
+        if bundle.target in matrices:
+            dense[role] += total
+    return counts, dense
 
 
 def _check_range(network: Network) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.sanafe.network import Network, Synapses
+from neuro_sim.sanafe.network import Kind, Network, Synapses
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ SOURCES = {
 MATRIX_BITS, WIDE_BITS, UNIT_BITS = 8, 32, 18
 WIDE_ROLES = ("reset", "residual")
 # Expected spikes of a neuron relative to a site's; a gate needs two at once.
-TRAFFIC = {"site": 1.0, "relay": 1.0, "gate": 0.1}
+TRAFFIC: dict[Kind, float] = {"site": 1.0, "relay": 1.0, "gate": 0.1}
 TRADES, WARMTH = 40_000, 0.3
 
 

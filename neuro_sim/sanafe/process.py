@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from neuro_sim.sanafe.interpreter import Array, Outcome
 from neuro_sim.sanafe.network import Network
 from neuro_sim.sanafe.placement import place
 from spikeopd.errors import BackendMissing, CheckFailed, short
+from spikeopd.files import PrivateFolder
 
 VARIABLE = "SPIKEOPD_SANAFE_PYTHON"
 FOLDER = ".venv-sanafe"
@@ -36,7 +36,9 @@ def find_python() -> Path:
         if python.is_file():
             return python
     if chosen:
-        raise BackendMissing(f"{VARIABLE}={chosen}: there is no such Python; make SANA-FE's environment with: {INSTALL}")
+        raise BackendMissing(
+            f"{VARIABLE}={chosen}: there is no such Python; make SANA-FE's environment with: {INSTALL}"
+        )
     raise BackendMissing(
         f"SANA-FE is not here. It lives in an environment of its own (GPL-3): make sanafe, or {INSTALL}; "
         f"elsewhere, name its Python in {VARIABLE}"
@@ -49,12 +51,12 @@ class ChipProcess:
     def __init__(self, network: Network, timeout: float = 60.0, optimise: bool = True) -> None:
         python = find_python()
         self.network, self.timeout = network, timeout
-        self._folder = tempfile.TemporaryDirectory(prefix="spikeopd-sanafe-")
         placement = place(network, optimise=optimise)
-        write_network(Path(self._folder.name), network, placement)
-        self._said = open(Path(self._folder.name) / "said.txt", "w+b")  # noqa: SIM115 - closed with the process
+        self._folder = PrivateFolder("spikeopd-chip-")
+        write_network(self._folder.path, network, placement)
+        self._said = open(self._folder.path / "said.txt", "w+b")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(  # noqa: S603 - our own script
-            [str(python), "-I", str(ADAPTER), self._folder.name],
+            [str(python), "-I", str(ADAPTER), str(self._folder.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -76,9 +78,10 @@ class ChipProcess:
 
     def run(self, biases: Mapping[str, Array]) -> Outcome:
         """One token."""
-        folder = Path(self._folder.name)
+        folder = self._folder.path
         names = {"biases": str(folder / "biases.npz"), "spikes": str(folder / "spikes.npz")}
-        np.savez(names["biases"], **{name: bias.astype(np.int32) for name, bias in biases.items()})
+        narrow = {name: bias.astype(np.int32) for name, bias in biases.items()}
+        np.savez(names["biases"], **narrow)  # type: ignore[arg-type] # numpy's stub takes keywords for options
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(names).encode() + b"\n")
