@@ -35,7 +35,8 @@ class ExportedNetwork:
         hops, neurons = r["placement"]["expected_hops"], r["placement"]["neurons"]
         lines = [
             f"network           {self.path}  (sanafe, a cache of {r['context']} tokens)",
-            f"neurons           {neurons['site']:,} of the model, {neurons['gate']:,} gates, {neurons['relay']:,} relays",
+            f"neurons           {neurons['site']:,} of the model, {neurons['gate']:,} gates, "
+            f"{neurons['relay']:,} relays",
             f"synapses          {r['placement']['synapses']:,}",
             f"steps             {r['steps']} for a token",
             f"placement         {r['placement']['cores']} cores, {r['placement']['chips']} chip(s) of Loihi 1",

@@ -1,7 +1,7 @@
 """Where the network's neurons lie on Loihi 1: cores cut by its limits, tiles chosen so that spikes travel little.
 
 Groups are cut into slices and packed onto cores in order, as many as neurons, synapse memory and axons of a core allow
-(the simulator itself limits neurons alone). Then cores trade places on the mesh as long as that lowers the hops of the
+(the simulator itself limits neurons alone); cores that would stay idle take a share. Then cores trade places on the mesh as long as that lowers the hops of the
 expected traffic, one message per spiking neuron and core that it reaches.
 """
 
@@ -58,6 +58,7 @@ WIDE_ROLES = ("reset", "residual")
 # Expected spikes of a neuron relative to a site's; a gate needs two at once.
 TRAFFIC: dict[Kind, float] = {"site": 1.0, "relay": 1.0, "gate": 0.1}
 TRADES, WARMTH = 40_000, 0.3
+SHARE = 0.85  # of the synapse memory, tried again and again while the chip has idle cores
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,21 @@ class Slice:
     out_axons: int
 
 
-def place(network: Network, chip: Chip = LOIHI1, optimise: bool = True) -> Placement:
-    """Cut, pack, trade. `optimise` off: cores lie in the order of the mesh."""
+def place(network: Network, chip: Chip = LOIHI1, *, spread: bool = True, optimise: bool = True) -> Placement:
+    """Cut, pack, trade. `spread` off: as few cores as possible; `optimise` off: cores in the order of the mesh."""
     core_of, cores = pack(network, chip)
+    fewest = cores
+    # A core works through its synapses one by one, so a chip's idle cores take a share of the busiest.
+    share = chip
+    while spread and cores < chip.cores:
+        share = replace(share, core_synapse_bits=int(SHARE * share.core_synapse_bits))
+        try:
+            finer, more = pack(network, share)
+        except InputError:  # less than one neuron's
+            break
+        if more > chip.cores:
+            break
+        core_of, cores = finer, more
     chips = math.ceil(cores / chip.cores)
     chip = replace(chip, width=chip.width * chips)  # more cores than a chip has: the mesh goes on to the east
     reached = messages(network, core_of)
@@ -101,6 +114,7 @@ def place(network: Network, chip: Chip = LOIHI1, optimise: bool = True) -> Place
     most["neurons"] = int(np.bincount(np.concatenate(list(core_of.values()))).max())
     report |= {
         "cores": cores,
+        "fewest_cores": fewest,
         "chips": chips,
         "neurons": {kind: network.neurons(kind) for kind in TRAFFIC},
         "synapses": sum(bundle.count for bundle in network.synapses),

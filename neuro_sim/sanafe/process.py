@@ -16,7 +16,7 @@ import numpy as np
 from neuro_sim.sanafe.description import write_network
 from neuro_sim.sanafe.interpreter import Array, Outcome
 from neuro_sim.sanafe.network import Network
-from neuro_sim.sanafe.placement import place
+from neuro_sim.sanafe.placement import Placement, place
 from spikeopd.errors import BackendMissing, CheckFailed, short
 from spikeopd.files import PrivateFolder
 
@@ -48,10 +48,10 @@ def find_python() -> Path:
 class ChipProcess:
     """An `Executor`: SANA-FE's Loihi in a child process. `about` has its version, prices, and the placement."""
 
-    def __init__(self, network: Network, timeout: float = 60.0, optimise: bool = True) -> None:
+    def __init__(self, network: Network, timeout: float = 60.0, placement: Placement | None = None) -> None:
         python = find_python()
         self.network, self.timeout = network, timeout
-        placement = place(network, optimise=optimise)
+        placement = placement or place(network)
         self._folder = PrivateFolder("spikeopd-chip-")
         write_network(self._folder.path, network, placement)
         self._said = open(self._folder.path / "said.txt", "w+b")  # noqa: SIM115 - closed with the process
