@@ -13,10 +13,11 @@ from spikeopd.errors import discard_stdout, printable, say
 
 REFRESH_SECONDS = 0.2
 LOG_SECONDS = 30.0
+ENERGY_UNITS = ((1e12, "J"), (1e9, "mJ"), (1e6, "µJ"), (1e3, "nJ"), (1.0, "pJ"))
 
 
 def status_line(result: Result) -> str:
-    """tokens/s, SOPs/token, pJ/token by Appendix E, mean firing rate."""
+    """tokens/s, SOPs/token, energy per token by Appendix E, mean firing rate."""
     s = summary(result)
     prompt = f"prompt {s['prompt_tokens_per_second']:.0f} tok/s" if s["prompt_tokens_per_second"] else ""
     # The first new token comes out of the prompt: a rate of generation needs a second one.
@@ -26,8 +27,14 @@ def status_line(result: Result) -> str:
     made = f"{s['generated_tokens']:.0f} new token" + ("" if s["generated_tokens"] == 1 else "s")
     return (
         f"{made}  {speed}  {s['sops_per_token'] / 1e6:.3f} M SOPs/token  "
-        f"{s['pj_per_token']:.4g} pJ/token  rate {s['firing_rate']:.3f}"
+        f"{energy(s['pj_per_token'])}/token  rate {s['firing_rate']:.3f}"
     )
+
+
+def energy(pj: float) -> str:
+    """In the largest unit in which it is at least 1, as the energy reports show it."""
+    factor, unit = next((pair for pair in ENERGY_UNITS if pj >= pair[0]), ENERGY_UNITS[-1])
+    return f"{pj / factor:.4g} {unit}"
 
 
 def put(text: str, must_finish: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tokenizers import pre_tokenizers
 from neuro_sim import backends, cli
 from neuro_sim.backends import Backend
 from neuro_sim.dense import DenseDecoder
+from neuro_sim.display import energy
 from spikeopd.contracts import Activity, SpikeModel
 from spikeopd.contracts import bundle as bundle_module
 from spikeopd.contracts.run import read_run
@@ -40,9 +42,16 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(folder: Path, capsys: pytest
     assert run(folder, "--backend", "event", "--prompt", "The cat", "--max-new-tokens", 5) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and "tok/s" not in out
-    assert "SOPs/token" in err and "pJ/token" in err and "rate 0." in err
+    assert "SOPs/token" in err and re.search(r" \d[\d.]* [pnµ]J/token", err) and "rate 0." in err
     assert run(folder, "--backend", "event", "--prompt", "The cat", "--max-new-tokens", 5, "--quiet") == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("pj", "shown"), [(0.0, "0 pJ"), (999.4, "999.4 pJ"), (1.316e6, "1.316 µJ"), (2.5e9, "2.5 mJ")]
+)
+def test_energy_is_shown_in_the_largest_unit_that_fits(pj: float, shown: str) -> None:
+    assert energy(pj) == shown
 
 
 def test_what_ends_early_or_after_one_token_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
