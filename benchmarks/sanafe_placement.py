@@ -1,4 +1,4 @@
-"""What placement does to a model on SANA-FE's Loihi: hops, busiest link, energy and time, as the simulator measures them.
+"""What placement does to a model on SANA-FE's Loihi: hops, busiest link, energy and time, as the simulator has them.
 
     make sanafe
     python benchmarks/sanafe_placement.py BUNDLE [TOKENS]
@@ -29,7 +29,9 @@ PLACEMENTS = {
 def main() -> None:
     model, tokens = load_bundle(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 4
     fed = np.random.default_rng(0).integers(4, model.shape.vocab_size, tokens).tolist()
-    print(f"{'placement':<26}{'cores':>6}{'messages':>10}{'hops each':>11}{'busiest link':>14}{'energy':>11}{'time':>11}")
+    print(
+        f"{'placement':<26}{'cores':>6}{'messages':>10}{'hops each':>11}{'busiest link':>14}{'energy':>11}{'time':>11}"
+    )
     for name, options in PLACEMENTS.items():
 
         def execute(network, options=options):

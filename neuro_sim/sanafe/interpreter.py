@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 
 from neuro_sim.fixed_point import decay_integer
 from neuro_sim.sanafe.network import Network
+from spikeopd.contracts.chip import KINDS
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One token: spikes bool [T_s, n] of every site, membranes [T_s, n] of the last one, and what was counted."""
+    """One token: spikes bool [T_s, n] of every site, membranes [T_s, n] of the last one, and what was counted.
+
+    sent  spikes of every neuron [n], gates and relays too, where the executor knows them
+    """
 
     spikes: dict[str, Array]
     membranes: Array
     counts: dict[str, Any] = field(default_factory=dict)
+    sent: dict[str, Array] = field(default_factory=dict)
 
 
 class Executor(Protocol):
@@ -50,7 +55,8 @@ class Interpreter:
         reached: dict[str, Array] = {}  # neurons that a synapse reached, whatever its weight
         spikes = {group.name: np.zeros((steps, group.neurons), bool) for group in network.of_kind("site")}
         membranes = np.zeros((steps, network.last.neurons), np.int64)
-        counts = dict.fromkeys(("events", "fired", "updated"), 0)
+        counts = dict.fromkeys(("events", "fired", "updated", *(f"updated_{kind}" for kind in KINDS)), 0)
+        sent = {name: np.zeros(group.neurons, np.int64) for name, group in groups.items()}
         for step in range(1, network.steps + 1):
             current, touched, arriving, reached = arriving, reached, {}, {}
             fired: dict[str, Array] = {}
@@ -65,10 +71,12 @@ class Interpreter:
                 kept = decay_integer(v[name], group.decay) if tau <= steps else np.zeros_like(v[name])
                 v[name] = kept + bias + current.get(name, 0)
                 shot: Array = v[name] >= group.threshold
-                counts["updated"] += int((busy | shot).sum())
+                for count in ("updated", f"updated_{group.kind}"):
+                    counts[count] += int((busy | shot).sum())
                 if shot.any():
                     fired[name] = shot
                     counts["fired"] += int(shot.sum())
+                    sent[name] += shot
                 if group.kind == "site" and 1 <= tau <= steps:
                     spikes[name][tau - 1] = shot
                     if group is network.last:
@@ -90,9 +98,8 @@ class Interpreter:
                     np.add.at(total, ends, bundle.weights[chosen])
                     seen[ends] = True
                     counts["events"] += int(chosen.sum())
-        return Outcome(
-            spikes, membranes, {**counts, "accessed": network.neurons("site", "gate", "relay") * network.steps}
-        )
+        accessed = network.neurons("site", "gate", "relay") * network.steps
+        return Outcome(spikes, membranes, {**counts, "accessed": accessed}, sent)
 
     def close(self) -> None:
         """Nothing to end; every executor has it."""

@@ -1,8 +1,9 @@
 """Where the network's neurons lie on Loihi 1: cores cut by its limits, tiles chosen so that spikes travel little.
 
-Groups are cut into slices and packed onto cores in order, as many as neurons, synapse memory and axons of a core allow
-(the simulator itself limits neurons alone); cores that would stay idle take a share. Then cores trade places on the mesh as long as that lowers the hops of the
-expected traffic, one message per spiking neuron and core that it reaches.
+Groups are cut into slices and packed onto cores in the order of their windows, as many as neurons, synapse memory and
+axons of a core allow (the simulator itself limits neurons alone); cores that would stay idle take a share. Then cores
+trade places on the mesh as long as that lowers the hops of the expected traffic, one message per spiking neuron and
+core that it reaches.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ MATRIX_BITS, WIDE_BITS, UNIT_BITS = 8, 32, 18
 WIDE_ROLES = ("reset", "residual")
 # Expected spikes of a neuron relative to a site's; a gate needs two at once.
 TRAFFIC: dict[Kind, float] = {"site": 1.0, "relay": 1.0, "gate": 0.1}
-TRADES, WARMTH = 40_000, 0.3
+TRADES, WARMTH = 300, 0.3  # proposed trades per core, and how much longer a way may become at first
 SHARE = 0.85  # of the synapse memory, tried again and again while the chip has idle cores
 
 
@@ -213,12 +214,13 @@ def traffic(
     return between
 
 
-def trade(between: Array, chip: Chip, trades: int = TRADES, seed: int = 0) -> Array:
+def trade(between: Array, chip: Chip, seed: int = 0) -> Array:
     """A seat on the mesh for every core: random trades of two seats, kept if they shorten the ways.
 
     At first a trade that lengthens them a little may be kept too (annealing); the best seats seen are the answer.
     """
     cores, seats_in_all = len(between), chip.cores
+    trades = TRADES * cores
     both = np.zeros((seats_in_all, seats_in_all))
     both[:cores, :cores] = between + between.T
     columns, rows = chip.tiles_of(np.arange(seats_in_all))

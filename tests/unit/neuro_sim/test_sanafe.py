@@ -120,7 +120,7 @@ def test_one_token_counted_by_hand():
 
 @cache
 def placed(form):
-    network = build_network(model_of(form, heads=4, head_dim=32, layers=2, ffn=256, positions=32), 32)
+    network = build_network(model_of(form, heads=4, head_dim=16, layers=2, ffn=256, positions=32), 32)
     return network, place(network)
 
 
@@ -184,7 +184,7 @@ def test_link_loads_by_hand():
 def test_the_files_hold_the_network(form, tmp_path):
     model = model_of(form)
     network = build_network(model, 4)
-    write_network(tmp_path, network, place(network))
+    write_network(tmp_path, network, place(network, spread=False))
     again = read_network(tmp_path)
     shape = model.shape
     cache = [[np.zeros((0, shape.num_steps, shape.hidden_size), bool)] * 2] * shape.num_hidden_layers
