@@ -17,11 +17,11 @@ DEMO ?= demo
 PYTEST := $(BIN)/python -m pytest
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-slow test-interop lint install lava bench clean
+.PHONY: help demo test test-slow test-interop lint install lava sanafe bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//; 1,4p' Makefile
-	@echo "also: make test-slow, test-interop, lint, bench, clean"
+	@echo "also: make test-slow, test-interop, lint, lava, sanafe, bench, clean"
 
 install: $(VENV)/.installed
 
@@ -61,6 +61,16 @@ lint: install
 # lava-nc 0.10.0 declares Python < 3.11 but works up to 3.13 (docs/lava.md); `install` does the same.
 lava: install
 	@$(BIN)/python -c 'from neuro_sim.lava.compat import lava_available; print("Lava:", "ready" if lava_available() else "missing")'
+
+# A simulator of Loihi under GPL-3: an environment of its own, never a dependency (docs/sanafe.md).
+sanafe: .venv-sanafe/.installed
+
+.venv-sanafe/.installed:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name it: make sanafe PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x .venv-sanafe/bin/python || $(PYTHON) -m venv .venv-sanafe || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
+	@.venv-sanafe/bin/python -m pip install -q --no-compile --disable-pip-version-check sanafe==2.2.9 numpy pyyaml
+	@.venv-sanafe/bin/python -c 'from importlib.metadata import version; import sanafe; print("SANA-FE:", version("sanafe"))'
+	@touch $@
 
 bench: install
 	@echo "Two of benchmarks/*.py: each says in its head what it measures, and prints ratios taken in turns in one run"
