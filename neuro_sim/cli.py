@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from neuro_sim.backends import BACKENDS, Running, pick_backend
 from spikeopd.errors import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROG = "spikeopd-run-lava"
 PRECISIONS = ("int8", "int4", "float32")
+PROMPT_LIMIT = 64 << 20  # characters
 OLD_PRECISIONS = {"fixed": "int8", "float": "float32"}  # accepted for a release
 EXAMPLES = f"""\
 examples:
@@ -220,12 +221,12 @@ def _prompt_text(option: str, value: str) -> str:
     """The text of --prompt or --prompt-file. Bytes that are no text came through as surrogates and are refused."""
     where = "--prompt" if option == "--prompt" else "stdin" if value == "-" else f"--prompt-file {value}"
     try:
-        found = value if option == "--prompt" else _read_stdin() if value == "-" else Path(value).read_text("utf-8")
+        found = value if option == "--prompt" else _read_stdin() if value == "-" else _read_file(value)
         found.encode("utf-8")
     except UnicodeError as error:
         raise InputError(f"{where}: the prompt is not UTF-8 text ({error})") from error
-    except OSError as error:
-        raise InputError(f"{where}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # no such file; a name that no file can have
+        raise InputError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
     return found
 
 
@@ -234,7 +235,20 @@ def _read_stdin() -> str:
         raise InputError("stdin is closed; there is no prompt to read")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # a prompt is UTF-8, whatever the terminal speaks
-    return sys.stdin.read()
+    return _bounded(sys.stdin)
+
+
+def _read_file(name: str) -> str:
+    with open(name, encoding="utf-8") as file:
+        return _bounded(file)
+
+
+def _bounded(file: TextIO) -> str:
+    """A prompt may come through a pipe, whose length nobody knows before."""
+    text = file.read(PROMPT_LIMIT + 1)
+    if len(text) > PROMPT_LIMIT:
+        raise InputError(f"{file.name}: more than {PROMPT_LIMIT} characters are no prompt")
+    return text
 
 
 def _write_traces(args: argparse.Namespace, wanted: frozenset[tuple[int, str]], done: Generation) -> InputError | None:
