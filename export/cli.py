@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import export
+from spikeopd.arguments import add_version
 from spikeopd.errors import check_writable, run_command
 
 PROG = "spikeopd-export"
@@ -79,6 +80,7 @@ def export_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="folder of a trained student, or the run folder around it"
     )
