@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import export
+from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, check_writable, run_command
 
 PROG = "spikeopd-export"
@@ -93,6 +94,7 @@ def export_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import spikeopd
+from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, run_command
 
 TRAIN_EPILOG = """examples:
@@ -64,6 +65,7 @@ def _train(words: list[str]) -> int:
         "(Stage 2, SpikeOPD).",
         TRAIN_EPILOG,
     )
+    add_version(parser)
     parser.add_argument("--config", default="tiny", metavar="RECIPE", help="recipe name or YAML path (default: tiny)")
     parser.add_argument("--output", metavar="DIR", help="run folder to create, or to continue with --resume")
     parser.add_argument("--stage", choices=("1", "2", "both"), help="stages to run (default: the recipe's)")

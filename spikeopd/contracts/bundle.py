@@ -36,8 +36,9 @@ from spikeopd.contracts.model import (
     site_shift,
 )
 from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
-from spikeopd.errors import InputError
+from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import find_model, parse_json, sha256
+from spikeopd.sampling import from_generation_config
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
 Place = Callable[[ModelShape, Precision, dict[str, Array]], None]
@@ -259,6 +260,7 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
     _check_shape(file, manifest.get("shape"), version)
     _check_numbers(file, manifest)
     _check_tokens(file, manifest.get("tokens", {}), manifest["shape"]["vocab_size"])
+    _check_generation(file, manifest.get("generation", {}))
     for name in ("files", "arrays"):
         if not isinstance(manifest.get(name), dict):
             raise _wrong(file, name, "an object", manifest.get(name))
@@ -323,6 +325,16 @@ def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
             raise _wrong(file, "embedding_shift", "0 in float32", shift)
     if type(epsilon) is not float or not 0 < epsilon < 1:
         raise _wrong(file, "epsilon", "a number between 0 and 1", epsilon)
+
+
+def _check_generation(file: Path, generation: Any) -> None:
+    """How the model's makers would sample from it: numbers of a generation_config.json."""
+    if not isinstance(generation, dict):
+        raise _wrong(file, "generation", "an object", generation)
+    try:
+        from_generation_config(generation)
+    except ConfigError as error:
+        raise InputError(f"{file}: field 'generation': {_short(error)}") from None
 
 
 def _check_tokens(file: Path, tokens: Any, vocabulary: int) -> None:
