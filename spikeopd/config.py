@@ -112,8 +112,9 @@ class ModelConfig:
     scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
         "random",
-        "blocks start random or from the teacher (an OPT of the student's sizes); the token table comes from every "
-        "teacher of the student's width, positions and final LayerNorm from an OPT only; the run says what was copied",
+        "blocks start random or from the teacher (an OPT or a Llama of the student's sizes); the token table comes "
+        "from every teacher of the student's width, positions and final LayerNorm from an OPT, the final norm's gain "
+        "from a Llama; the run says what was copied",
     )
 
     def sizes(self) -> dict[str, int]:
