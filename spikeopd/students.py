@@ -71,9 +71,7 @@ def read_model_config(folder: Path, where: str) -> dict[str, Any]:
     for part in (config, inner if isinstance(inner, dict) else {}):
         for name in KERNELS:
             if "/" in str(part.get(name)):
-                raise InputError(
-                    f"{where}: config.json: {name} names a kernel to fetch and run; that is not done"
-                )
+                raise InputError(f"{where}: config.json: {name} names a kernel to fetch and run; that is not done")
         for name, most in LIMITS.items():
             value = part.get(name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
@@ -137,9 +135,7 @@ def check_sizes(folder: Path, config: Mapping[str, Any], where: str) -> None:
     if config.get("model_type") in (MODEL_TYPE, "opt", "gpt2"):
         due += (sizes.get("max_position_embeddings") or sizes.get("n_positions") or 1) * hidden
     if stored < due:
-        raise InputError(
-            f"{where}: the weights hold {stored} numbers; config.json speaks of {due} or more"
-        )
+        raise InputError(f"{where}: the weights hold {stored} numbers; config.json speaks of {due} or more")
 
 
 def check_complete(info: Mapping[str, Any], where: str) -> None:

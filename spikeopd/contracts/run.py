@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from spikeopd.contracts.activity import MAC_KEYS, Activity, byte_keys, site_rows
+from spikeopd.contracts.chip import ChipRun, parse_chip
 from spikeopd.contracts.model import Array, Precision
 from spikeopd.contracts.topology import (
     SIZES,
@@ -74,6 +75,7 @@ class Run:
     bundle: dict[str, Any]
     trace: Path | None = None
     trace_sha256: str | None = None
+    chip: ChipRun | None = None
 
     def activity(self, phase: str | None = None) -> Activity:
         """Counts of one phase, or of the whole run."""
@@ -178,6 +180,7 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
         bundle=bundle if isinstance(bundle, dict) else {},
         trace=(path.parent / trace) if trace and path is not None else None,
         trace_sha256=trace_sha256,
+        chip=parse_chip(data["chip"], where, len(per_token.phase)) if "chip" in data else None,
     )
     _check_unmasked(check, run)
     return run

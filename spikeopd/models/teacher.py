@@ -150,9 +150,11 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
         mends += [f"stage2.prompt_length={max(1, positions - completion)}"]
         mends += [f"stage2.max_completion_length={positions - 1}"] if completion >= positions else []
     if model.init == "teacher" and config.train.stage != "2":
-        sizes = {part: getattr(teacher, part, None) for part in ("hidden_size", "ffn_dim")}
-        if teacher.model_type != "opt":
-            problems.append(f"model.init=teacher copies the blocks of an OPT, and the teacher is {teacher.model_type}")
+        sizes = block_sizes(teacher)
+        if sizes is None:
+            problems.append(
+                f"model.init=teacher copies the blocks of an OPT or a Llama, and the teacher is {teacher.model_type}"
+            )
             mends.append("model.init=random")
         elif any(getattr(model, part) != size for part, size in sizes.items()):
             given = " and ".join(f"{part} {size}" for part, size in sizes.items())
@@ -162,6 +164,15 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
         what = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
         raise InputError(f"teacher {name}:{what}{mend if mends else ''}")
+
+
+def block_sizes(teacher: Any) -> dict[str, int | None] | None:
+    """Sizes that a student must have to take over the blocks of this teacher (its configuration); None if none can."""
+    if teacher.model_type == "opt":
+        return {part: getattr(teacher, part, None) for part in ("hidden_size", "ffn_dim")}
+    if teacher.model_type == "llama" and teacher.num_key_value_heads == teacher.num_attention_heads:
+        return {"hidden_size": teacher.hidden_size, "ffn_dim": teacher.intermediate_size}
+    return None
 
 
 @torch.no_grad()
