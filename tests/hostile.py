@@ -409,8 +409,10 @@ def _read_request(folder: Path) -> Any:
 
     text = read_text(folder, {"shape": {"max_position_embeddings": 64}, "tokens": {"bos": 2}})
     try:
-        with open(folder / "request.json", "rb") as file:
-            data = file.read((1 << 20) + 1) if (folder / "request.json").is_file() else b""
+        data = b""
+        if (folder / "request.json").is_file():  # a body comes through a socket, bounded
+            with open(folder / "request.json", "rb") as file:
+                data = file.read((1 << 20) + 1)
         body = json.loads(data)
         for chat in (False, True):
             answer = protocol.Answer(protocol.parse(body, chat, "m", text, protocol.Limits(), Sampling()), "m")
