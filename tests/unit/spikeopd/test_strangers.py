@@ -381,3 +381,12 @@ def test_sizes_that_the_weights_cannot_fill_are_refused_before_they_are_allocate
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(InputError, match="model.safetensors is corrupt"):
         check_sizes(tmp_path, small, "model")
+
+
+@pytest.mark.parametrize("family", [[], {}, 1, "x" * 5000])
+def test_a_family_that_is_no_name_is_refused(family):
+    from energy.flops import parse_teacher
+
+    with pytest.raises(InputError, match="no closed form for a") as caught:
+        parse_teacher({"model_type": family, "hidden_size": 8}, "config.json")
+    assert len(str(caught.value)) < 500
