@@ -47,7 +47,7 @@ def convert_llama2c(model: str | Path, output: str | Path, tokenizer: str | Path
         **sizes, "rms_norm_eps": 1e-5, "tie_word_embeddings": not separate_head, "bos_token_id": 1, "eos_token_id": 2,
         "pad_token_id": None, "attention_bias": False, "mlp_bias": False,
     }  # fmt: skip
-    llama = LlamaForCausalLM(LlamaConfig(**named))  # type: ignore[no-untyped-call]
+    llama = LlamaForCausalLM(LlamaConfig(**named))
     llama.load_state_dict(weights, strict=separate_head)
     llama.tie_weights()
     with new_directory(output) as folder:

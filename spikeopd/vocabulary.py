@@ -63,14 +63,13 @@ def cut_vocabulary(
     before = score(model, old, held_out)
     keep_rows(model, kept)
     after = score(model, new, held_out)
+    table: Any = model.get_input_embeddings()
+    width = table.weight.shape[1]
     report = {
         "teacher": teacher,
         "source": source,
         "entries": {"before": old.vocab_size, "used": len(used), "after": len(kept)},
-        "table_parameters": {
-            "before": old.vocab_size * model.get_input_embeddings().weight.shape[1],  # type: ignore[union-attr]
-            "after": len(kept) * model.get_input_embeddings().weight.shape[1],  # type: ignore[union-attr]
-        },
+        "table_parameters": {"before": old.vocab_size * width, "after": len(kept) * width},
         "training_tokens": sum(counts.values()),
         "held_out": {"documents": len(held_out), "before": before, "after": after},
     }
