@@ -41,8 +41,12 @@ def save(
     *,
     main: bool = True,
     keep: int = 2,
+    before: int | None = None,
 ) -> None:
-    """Write `folder/update-NNNNNN` and drop all but the newest `keep`. Every rank must call it."""
+    """Write `folder/update-NNNNNN` and drop all but the newest `keep`, and the newest from before the update `before`.
+
+    Every rank must call it.
+    """
     weights = whole_weights(objective)
     moments = get_optimizer_state_dict(objective, optimizer, options=_WHOLE)
     if not main:
@@ -54,7 +58,9 @@ def save(
         save_file(tensors, target / "optimizer.safetensors")
         write_json(target / "state.json", record)
         write_sums(target)
-    for old in checkpoints(folder)[:-keep]:
+    found = checkpoints(folder)
+    older = [path for path in found if before is not None and path.name < f"update-{before:06d}"]
+    for old in set(found) - {*found[-keep:], *older[-1:]}:
         shutil.rmtree(old)
 
 

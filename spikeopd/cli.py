@@ -16,11 +16,13 @@ TRAIN_EPILOG = """examples:
   spikeopd-train --config tiny --output runs/quick stage1.updates=20 stage2.updates=5 --stage both --json
 
 other commands:
+  spikeopd-train prepare --config RECIPE   tokenise a recipe's text into the cache, before any GPU waits for it
   spikeopd-train teacher --output DIR      train a small OPT teacher (how the shipped one was made)
   spikeopd-train tokenizer --output DIR    train a byte-level BPE tokenizer
   spikeopd-train corpus --teacher DIR --output DIR      sample text from a teacher
   spikeopd-train vocabulary --teacher DIR --source SOURCE --output DIR    cut a teacher to the tokens a text uses
   spikeopd-train llama2c FILE --output DIR llama2.c's model file to a Hugging Face directory
+  spikeopd-train --plan gpus=8,memory=24   memory per GPU and time of a recipe, before anything is loaded
   spikeopd-train --suggest TEACHER         a recipe for a teacher that no recipe knows
   spikeopd-train --explain stage2.ref_coef what an option means and where its value comes from
 """
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     commands = {
+        "prepare": _prepare,
         "teacher": _teacher,
         "tokenizer": _tokenizer,
         "corpus": _corpus,
@@ -66,6 +69,13 @@ def _train(words: list[str]) -> int:
     parser.add_argument("--stage", choices=("1", "2", "both"), help="stages to run (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --output, bit for bit on CPU")
     parser.add_argument("--dry-run", action="store_true", help="random weights and tokens, one small update, sizes")
+    parser.add_argument(
+        "--plan",
+        nargs="?",
+        const="",
+        metavar="MACHINE",
+        help="memory per GPU, communication and speed, calculated; MACHINE: gpus=8,memory=24,tflops=70,link=12,shard=1",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--explain", nargs="?", const="", metavar="KEY", help="explain an option, a section, or all")
@@ -87,6 +97,10 @@ def _train(words: list[str]) -> int:
         return _suggest(arguments.suggest, arguments.output, arguments.overrides)
     overrides = [*arguments.overrides, *([f"train.stage={arguments.stage}"] if arguments.stage else [])]
     config = spikeopd.load_config(arguments.config, overrides)  # first: its mistakes need not wait for torch
+    if arguments.plan is not None:
+        found = spikeopd.plan(config, arguments.plan)
+        _show(found, arguments.json)
+        return 0 if found["fits"] else 1
     if arguments.dry_run:
         _show(spikeopd.dry_run(config), arguments.json)
         return 0
@@ -138,8 +152,26 @@ def _readable(summary: dict[str, Any], indent: str = "") -> str:
         if isinstance(value, dict):
             lines += [f"{indent}{key}", _readable(value, indent + "  ")]
         else:
-            lines.append(f"{indent}{key:<24}{value:.4g}" if isinstance(value, float) else f"{indent}{key:<24}{value}")
+            lines.append(f"{indent}{key:<23} {value:.4g}" if isinstance(value, float) else f"{indent}{key:<23} {value}")
     return "\n".join(lines)
+
+
+def _prepare(words: list[str]) -> int:
+    parser = _parser(
+        "spikeopd-train prepare",
+        "Tokenise the text of a recipe into the token cache: training, prompts, validation. Killed and started again "
+        "it goes on; a run then begins at once.",
+        "examples:\n  spikeopd-train prepare --config opt-125m\n"
+        "  spikeopd-train prepare --config tiny data.cache_dir=/shared/tokens",
+    )
+    parser.add_argument("--config", default="tiny", metavar="RECIPE", help="recipe name or YAML path (default: tiny)")
+    parser.add_argument("--json", action="store_true", help="print what was prepared as one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
+    arguments = parser.parse_intermixed_args(words)
+    config = spikeopd.load_config(arguments.config, arguments.overrides)
+    _show(spikeopd.prepare_tokens(config, quiet=arguments.quiet), arguments.json)
+    return 0
 
 
 def _teacher(words: list[str]) -> int:

@@ -160,6 +160,9 @@ class DataConfig:
         "not stated by the paper; 2 GB on disk",
         at_least=1,
     )
+    max_prompt_tokens: int | None = opt(
+        None, "tokens taken from the source of the prompts; null is max_tokens", at_least=1
+    )
     max_validation_tokens: int | None = opt(200_000, "tokens taken for validation; null takes all", at_least=1)
     cache_dir: str | None = opt(None, "token cache; null is $SPIKEOPD_CACHE or ~/.cache/spikeopd", harmless=True)
 
@@ -248,6 +251,9 @@ class TrainConfig:
     stage: Literal["1", "2", "both"] = opt("both", "stages to run")
     seed: int = opt(0, "seed of weights, batches and rollouts", at_least=0, at_most=2**63 - 1)
     precision: Literal["fp32", "bf16"] = opt("fp32", "autocast precision of the student")
+    gradients: Literal["fp32", "bf16"] = opt(
+        "fp32", "products for the gradients of the blocks, on a CPU; spikes stay exact"
+    )
     adam_beta1: float = opt(0.9, "first-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
     adam_beta2: float = opt(0.999, "second-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
     adam_epsilon: float = opt(1e-8, "epsilon of Adam", ADAM, above=0.0)

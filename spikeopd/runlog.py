@@ -79,13 +79,13 @@ class RunLog:
 
     def start(self, config_yaml: str, environment: Mapping[str, Any], *, resume: bool = False) -> None:
         """Begin or continue a run; refuse to overwrite one, and to continue where there is none."""
+        if not self.active:
+            return  # the first process may have begun it a moment ago
         exists = self.config_path.is_file()
         if exists and not resume:
             raise InputError(f"{self.folder} already holds a run; continue it with --resume, or give another --output")
         if resume and not exists:
             raise InputError(f"{self.folder} holds no run to resume (no config.yaml); leave --resume out to begin one")
-        if not self.active:
-            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "env.json"

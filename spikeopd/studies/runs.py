@@ -36,7 +36,12 @@ EVALUATION_VERSION = 2  # raise it when `worker.evaluate` measures something els
 TRAINING_VERSION = 2  # raise it when a method trains otherwise
 VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
 # Options that came after the first keys: at these values a run is the one it was without them.
-YOUNGER = {"model.neuron": "lif", "stage2.divergence": "forward_kl"}
+YOUNGER = {
+    "model.neuron": "lif",
+    "stage2.divergence": "forward_kl",
+    "data.max_prompt_tokens": None,
+    "train.gradients": "fp32",
+}
 OF_EVALUATION = ("stage2.model_name_or_path", "stage2.prompt_length", "stage2.temperature")
 
 
@@ -318,7 +323,6 @@ def stage2_run(base: Config, start: Path | str, overrides: Sequence[str] = (), *
         "stage2.on_collapse=log",
         f"train.eval_every={every}",
         f"train.save_every={every}",
-        "train.keep_checkpoints=100000",
         "train.threads=1",
         "train.log_every=1",
     ]

@@ -164,3 +164,11 @@ def test_every_file_has_the_mode_of_its_neighbours(folder):
     mask = os.umask(0)
     os.umask(mask)
     assert modes == {0o666 & ~mask}
+
+
+def test_the_newest_from_before_an_update_is_kept_besides_the_last(tmp_path):
+    objective, optimizer = model()
+    train(objective, optimizer, 1)
+    for update in range(1, 8):
+        checkpoint.save(tmp_path, update, objective, optimizer, {}, keep=2, before=4 if update > 4 else None)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"update-{n:06d}" for n in (3, 6, 7)]
