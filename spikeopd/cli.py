@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import spikeopd
+from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, run_command
 
 TRAIN_EPILOG = """examples:
@@ -19,10 +20,10 @@ other commands:
   spikeopd-train prepare --config RECIPE   tokenise a recipe's text into the cache, before any GPU waits for it
   spikeopd-train teacher --output DIR      train a small OPT teacher (how the shipped one was made)
   spikeopd-train tokenizer --output DIR    train a byte-level BPE tokenizer
+  spikeopd-train --plan gpus=8,memory=24   memory per GPU and time of a recipe, before anything is loaded
   spikeopd-train corpus --teacher DIR --output DIR      sample text from a teacher
   spikeopd-train vocabulary --teacher DIR --source SOURCE --output DIR    cut a teacher to the tokens a text uses
   spikeopd-train llama2c FILE --output DIR llama2.c's model file to a Hugging Face directory
-  spikeopd-train --plan gpus=8,memory=24   memory per GPU and time of a recipe, before anything is loaded
   spikeopd-train --suggest TEACHER         a recipe for a teacher that no recipe knows
   spikeopd-train --explain stage2.ref_coef what an option means and where its value comes from
 """
@@ -37,6 +38,7 @@ def _main(argv: Sequence[str] | None) -> int:
     commands = {
         "prepare": _prepare,
         "teacher": _teacher,
+        "prepare": _prepare,
         "tokenizer": _tokenizer,
         "corpus": _corpus,
         "vocabulary": _vocabulary,
@@ -64,6 +66,7 @@ def _train(words: list[str]) -> int:
         "(Stage 2, SpikeOPD).",
         TRAIN_EPILOG,
     )
+    add_version(parser)
     parser.add_argument("--config", default="tiny", metavar="RECIPE", help="recipe name or YAML path (default: tiny)")
     parser.add_argument("--output", metavar="DIR", help="run folder to create, or to continue with --resume")
     parser.add_argument("--stage", choices=("1", "2", "both"), help="stages to run (default: the recipe's)")

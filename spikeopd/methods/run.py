@@ -281,7 +281,9 @@ class Run(Generic[O]):
         if found is None:
             return 0
         record = checkpoint.read_state(found)
-        changed = [name for name, value in self.identity.items() if record["identity"].get(name) != value]
+        before = record.get("identity")
+        before = before if isinstance(before, dict) else {}
+        changed = [name for name, value in self.identity.items() if before.get(name) != value]
         if changed:
             raise InputError(
                 f"{self.stage}: cannot resume from {found}: the {' and the '.join(changed)} differ from the run's; "
@@ -289,7 +291,10 @@ class Run(Generic[O]):
             )
         checkpoint.load(found, self.parallel, self.optimizer)
         if self.guard:
-            self.guard.restore(record["extra"])
+            try:
+                self.guard.restore(record["extra"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"checkpoint {found} does not fit: it says nothing of the collapse guard") from error
         return int(record["update"])
 
     def return_to(self, update: int) -> int | None:
