@@ -38,7 +38,6 @@ def _main(argv: Sequence[str] | None) -> int:
     commands = {
         "prepare": _prepare,
         "teacher": _teacher,
-        "prepare": _prepare,
         "tokenizer": _tokenizer,
         "corpus": _corpus,
         "vocabulary": _vocabulary,
