@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from spikeopd.corpus import PRECISIONS, CorpusOptions, sample_batch
+from spikeopd.corpus import CorpusOptions, sample_batch
 from spikeopd.models.teacher import load_teacher
 from spikeopd.students import no_bars
 from spikeopd.text.tokenizer import load_tokenizer
@@ -25,17 +25,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32", help="of ours; generate has fp32")
     args = parser.parse_args()
     torch.set_num_threads(1)
     no_bars()
     tokenizer = load_tokenizer(args.teacher)
     model = load_teacher(args.teacher, attentions=False)
-    own = load_teacher(args.teacher, attentions=False, dtype=PRECISIONS[args.precision])
 
     def ours(seed: int) -> int:
         options = CorpusOptions(seed=seed)
-        return sum(x["tokens"] for x in sample_batch(own, tokenizer, 0, args.batch, args.length, options))
+        return sum(x["tokens"] for x in sample_batch(model, tokenizer, 0, args.batch, args.length, options))
 
     def plain(seed: int) -> int:
         torch.manual_seed(seed)
@@ -54,8 +52,7 @@ def main() -> None:
             tokens = run(seed)
             best[name] = min(best[name], (time.process_time() - began) / tokens)
     print(json.dumps({
-        "teacher": args.teacher, "precision": args.precision, "batch": args.batch,
-        "length": args.length, "vocabulary": tokenizer.vocab_size,
+        "teacher": args.teacher, "batch": args.batch, "length": args.length, "vocabulary": tokenizer.vocab_size,
         "ms_per_token": {name: round(1e3 * value, 3) for name, value in best.items()},
         "times_as_fast": round(best["generate"] / best["ours"], 2),
     }))  # fmt: skip

@@ -29,7 +29,6 @@ from spikeopd.sampling import LARGEST_SEED, row_generators_from
 from spikeopd.students import no_bars
 from spikeopd.text.tokenizer import Framing, Tokenizer, load_tokenizer
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BLOCK = 64  # tokens whose weights are summed first when one is drawn
 SHRINK = 8  # a batch closes its gaps when this share of it (1/SHRINK) has ended
 CORPUS, SETTINGS, PARTS = "corpus.jsonl", "settings.json", "parts"
@@ -37,17 +36,13 @@ CORPUS, SETTINGS, PARTS = "corpus.jsonl", "settings.json", "parts"
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """documents: how many; max_tokens: of a document, its first token counted; temperature 1 is the teacher itself.
-
-    precision: bf16 is faster and rounds the teacher's logits to three digits.
-    """
+    """documents: how many; max_tokens: of a document, its first token counted; temperature 1 is the teacher itself."""
 
     documents: int = 1000
     batch_size: int = 128
     max_tokens: int | None = None  # None: as many as the teacher reads
     temperature: float = 1.0
     seed: int = 0
-    precision: str = "fp32"
 
     def __post_init__(self) -> None:
         problems = [f"{name} is {getattr(self, name)}; at least 1" for name in ("documents", "batch_size")
@@ -56,8 +51,6 @@ class CorpusOptions:
             problems.append(f"max_tokens is {self.max_tokens}; at least 2")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             problems.append(f"temperature is {self.temperature}; above 0")
-        if self.precision not in PRECISIONS:
-            problems.append(f"precision is {self.precision}; fp32 or bf16")
         if not 0 <= self.seed <= LARGEST_SEED:
             problems.append(f"seed is {self.seed}; from 0 to 2^63 - 1")
         if problems:
@@ -84,9 +77,7 @@ def sample_corpus(
     if threads:
         torch.set_num_threads(threads)
     reader = load_tokenizer(tokenizer or teacher, framing)
-    model = load_teacher(
-        teacher, tokenizer_size=reader.vocab_size, attentions=False, dtype=PRECISIONS[wanted.precision]
-    )
+    model = load_teacher(teacher, tokenizer_size=reader.vocab_size, attentions=False)
     limit = document_limit(model, wanted.max_tokens)
     with RunLog(output, quiet=quiet) as log:
         log.hold()

@@ -102,7 +102,6 @@ def test_a_corpus_is_continued_and_repeatable(tmp_path, capsys):
         ({"temperature": 0.0}, "temperature is 0.0; above 0"),
         ({"max_tokens": 1}, "max_tokens is 1; at least 2"),
         ({"seed": -1}, "seed is -1; from 0"),
-        ({"precision": "fp8"}, "precision is fp8; fp32 or bf16"),
         ({"max_tokens": 49}, "max_tokens is 49, the teacher reads 48"),
     ],
 )
