@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from transformers import OPTConfig, OPTForCausalLM
 
 from spikeopd import registry
+from spikeopd.card import write_cards
 from spikeopd.config import (
     Config,
     Overrides,
@@ -97,6 +98,8 @@ def train(
             start = config.stage2.model_name_or_path or str(folder / "stage1" / "final")
             summary["stage2"] = method(config)(setup, log, start, resume=resume)
         log.summary(summary)
+        if main:
+            write_cards(folder, config, summary)
     return TrainingRun(folder, config, summary, main)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from spikeopd import checkpoint, quality
 from spikeopd.config import Stage2Config
@@ -28,6 +29,7 @@ from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.models.teacher import output_table
 from spikeopd.quality import CollapseDetector
 from spikeopd.runlog import Progress, RunLog
+from spikeopd.sampling import USUAL
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -242,6 +244,9 @@ class Run(Generic[O]):
         student, prefix = BiSpikCLMForCausalLM(self.objective.student.config), "student."
         student.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
         with new_directory(target) as folder:
+            # What `generate` and the exported bundle do unless told otherwise; greedy decoding mostly repeats itself.
+            student.generation_config = GenerationConfig.from_model_config(student.config)
+            student.generation_config.update(do_sample=True, temperature=USUAL.temperature, top_p=USUAL.top_p)
             student.save_pretrained(folder)
             self.setup.tokenizer.save(folder)
 
