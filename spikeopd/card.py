@@ -17,9 +17,9 @@ CARD = """\
 ---
 # {name}
 
-A spiking language model: BiSpikCLM, distilled from `{teacher}` with SpikeOPD {version}. {layers} layers of width {width},
-{steps} steps a token, {vocabulary} tokens of vocabulary, context {context}. Its blocks compute with binary spikes; embedding and head
-are dense.
+A spiking language model: BiSpikCLM, distilled from `{teacher}` with SpikeOPD {version}. {layers} layers of width
+{width}, {steps} steps a token, {vocabulary} tokens of vocabulary, context {context}. Its blocks compute with binary
+spikes; embedding and head are dense.
 
 ## Load
 
@@ -31,7 +31,7 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
-As integers, event by event and without torch: `spikeopd-export FOLDER --output BUNDLE`, then `spikeopd-run-lava BUNDLE`.
+As integers, event by event, without torch: `spikeopd-export FOLDER --output BUNDLE`, `spikeopd-run-lava BUNDLE`.
 
 ## Training
 
@@ -43,13 +43,13 @@ As integers, event by event and without torch: `spikeopd-export FOLDER --output 
 
 {numbers}
 
-Perplexity and KL are on the validation part of the training's text. Firing rates and energy depend on the text: `spikeopd-run-lava
-BUNDLE --stats` counts them, `spikeopd-energy report` prices them.
+Perplexity and KL are on the validation part of the training's text. Firing rates and energy depend on the text:
+`spikeopd-run-lava BUNDLE --stats` counts them, `spikeopd-energy report` prices them.
 
 ## Limits
 
-A small model trained for a demonstration of the method: it makes things up, and nothing was done to keep it from repeating what is
-wrong or harmful in its text. Energy figures are arithmetic on counted events, not a measurement.
+It makes things up, and nothing was done to keep it from repeating what is wrong or harmful in its text. Energy figures
+are arithmetic on counted events, not a measurement.
 """
 
 

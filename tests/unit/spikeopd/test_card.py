@@ -42,7 +42,8 @@ import sys
 assert "torch" not in sys.modules and "numba" not in sys.modules, "light"
 from transformers import AutoModelForCausalLM, AutoConfig
 assert AutoModelForCausalLM is transformers.AutoModelForCausalLM
-config = AutoConfig.for_model("bispikclm", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, vocab_size=30)
+sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, vocab_size=30)
+config = AutoConfig.for_model("bispikclm", **sizes)
 print(type(AutoModelForCausalLM.from_config(config)).__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
