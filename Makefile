@@ -19,11 +19,11 @@ PIP = sh examples/quietly.sh $(VENV)/install.log $(BIN)/python -m pip install -q
 PYTEST := $(BIN)/python -m pytest
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-slow test-interop lint install lava docs bench clean
+.PHONY: help demo test test-slow test-interop lint install lava sanafe docs bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//; 1,4p' Makefile
-	@echo "also: make test-slow, test-interop, lint, docs, bench, clean"
+	@echo "also: make test-slow, test-interop, lint, lava, sanafe, docs, bench, clean"
 
 install: $(VENV)/.installed
 
@@ -68,6 +68,16 @@ lava: install
 docs: install
 	@$(PIP) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d site
+
+# A simulator of Loihi under GPL-3: an environment of its own, never a dependency (docs/sanafe.md).
+sanafe: .venv-sanafe/.installed
+
+.venv-sanafe/.installed:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name it: make sanafe PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x .venv-sanafe/bin/python || $(PYTHON) -m venv .venv-sanafe || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
+	@.venv-sanafe/bin/python -m pip install -q --no-compile --disable-pip-version-check sanafe==2.2.9 numpy pyyaml
+	@.venv-sanafe/bin/python -c 'from importlib.metadata import version; import sanafe; print("SANA-FE:", version("sanafe"))'
+	@touch $@
 
 bench: install
 	@echo "Two of benchmarks/*.py: each says in its head what it measures, and prints ratios taken in turns in one run"

@@ -45,7 +45,12 @@ _Option = tuple[str, str, Callable[[str], Any], str]  # flag, metavar, type, hel
 _PRICING: tuple[_Option, ...] = (
     ("--costs", "NAME", str, "a cost table (see `costs`) or a .json file like them (default: horowitz45, the paper's)"),
     ("--memory", "LEVEL", str, "memory the traffic line is priced at (default: sram-1mb; see `costs`)"),
-    ("--hops", "EW,NS", _hops, "mean tile hops of a spike, east-west and north-south (default: 0,0)"),
+    (
+        "--hops",
+        "EW,NS",
+        _hops,
+        "mean tile hops of a spike, east-west and north-south (default: as measured by --backend sanafe, else 0,0)",
+    ),
 )
 _RATES: tuple[_Option, ...] = (
     ("--config", "CONFIG", str, "instead of a run: opt-125m, a checkpoint or bundle folder, or its config.json"),

@@ -111,12 +111,12 @@ def _write(model: SpikeModel, folder: Path, options: BundleOptions) -> dict[str,
     if options.tokenizer is not None:
         shutil.copyfile(options.tokenizer, folder / "tokenizer.json")
     manifest: dict[str, Any] = {
-        "schema": bundle_schema(model.shape),
+        "schema": bundle_schema(model.shape, model.precision),
         "target": options.target,
         **details,
         "precision": model.precision,
         "shape": model.shape.to_dict(),
-        "decay": int(model.decay) if model.precision == "int8" else float(model.decay),
+        "decay": int(model.decay) if model.integer else float(model.decay),
         "embedding_shift": int(model.embedding.shift),
         "epsilon": float(model.head.epsilon),
         "tokens": {name: int(value) for name, value in options.tokens.items()},

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from neuro_sim.backends import BACKENDS, Running, pick_backend
 from spikeopd.arguments import add_version
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from neuro_sim.text import Text
 
 PROG = "spikeopd-run-lava"
+PRECISIONS = ("int8", "int4", "float32")
+PROMPT_LIMIT = 64 << 20  # characters
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens")
 OLD_PRECISIONS = {"fixed": "int8", "float": "float32"}  # accepted for a release
 EXAMPLES = f"""\
@@ -56,10 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        choices=("int8", "float32", *OLD_PRECISIONS),
-        metavar="{int8,float32}",
-        help="int8: integers, spike for spike the same on every backend; float32: for float32 bundles, and on Lava for "
-        "any (default: what the bundle holds)",
+        choices=(*PRECISIONS, *OLD_PRECISIONS),
+        metavar=f"{{{','.join(PRECISIONS)}}}",
+        help="int8, int4: integers, spike for spike the same on every backend; float32: for float32 bundles, and on "
+        "Lava for any (default: what the bundle holds)",
     )
     add_version(parser)
     text = parser.add_argument_group("prompts", "several may be given; without any, stdin is one prompt")
@@ -282,12 +284,12 @@ def _prompt_text(option: str, value: str) -> str:
     """The text of --prompt or --prompt-file. Bytes that are no text came through as surrogates and are refused."""
     where = "--prompt" if option == "--prompt" else "stdin" if value == "-" else f"{option} {value}"
     try:
-        found = value if option == "--prompt" else _read_stdin() if value == "-" else Path(value).read_text("utf-8")
+        found = value if option == "--prompt" else _read_stdin() if value == "-" else _read_file(value)
         found.encode("utf-8")
     except UnicodeError as error:
         raise InputError(f"{where}: the prompt is not UTF-8 text ({error})") from error
-    except OSError as error:
-        raise InputError(f"{where}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # no such file; a name that no file can have
+        raise InputError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
     return found
 
 
@@ -296,7 +298,20 @@ def _read_stdin() -> str:
         raise InputError("stdin is closed; there is no prompt to read")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # a prompt is UTF-8, whatever the terminal speaks
-    return sys.stdin.read()
+    return _bounded(sys.stdin)
+
+
+def _read_file(name: str) -> str:
+    with open(name, encoding="utf-8") as file:
+        return _bounded(file)
+
+
+def _bounded(file: TextIO) -> str:
+    """A prompt may come through a pipe, whose length nobody knows before."""
+    text = file.read(PROMPT_LIMIT + 1)
+    if len(text) > PROMPT_LIMIT:
+        raise InputError(f"{file.name}: more than {PROMPT_LIMIT} characters are no prompt")
+    return text
 
 
 def _write_traces(args: argparse.Namespace, wanted: frozenset[tuple[int, str]], done: Generation) -> InputError | None:

@@ -149,7 +149,12 @@ def generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Ge
 
 def row_generators(seed: int, rows: int) -> list[np.random.Generator]:
     """One random stream per row, fixed by (seed, row)."""
-    return [_philox(seed ^ ROWS, row) for row in range(rows)]
+    return row_generators_from(seed, 0, rows)
+
+
+def row_generators_from(seed: int, first: int, rows: int) -> list[np.random.Generator]:
+    """Those of the rows first … first + rows - 1."""
+    return [_philox(seed ^ ROWS, row) for row in range(first, first + rows)]
 
 
 def uniforms(seed: int, update: int, rows: int, length: int) -> NDArray[np.float64]:
