@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -56,4 +57,4 @@ def watch() -> None:
 
 def register_student() -> None:
     with contextlib.suppress(ImportError):  # transformers without torch has no models, and then nobody misses it
-        import spikeopd.models.bispikclm  # noqa: F401 - registers itself
+        import_module("spikeopd.models.bispikclm")  # registers itself
