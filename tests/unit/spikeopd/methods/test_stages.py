@@ -108,8 +108,9 @@ def test_stage1_checkpointing_changes_no_gradient_and_every_parameter_has_one(we
         found.append((loss.item(), sums, {name: p.grad.clone() for name, p in objective.named_parameters()}))
         assert loss.item() == pytest.approx((sums * torch.tensor(weights)).sum().item(), rel=1e-5)
         assert [value != 0 for value in sums.tolist()] == [weight != 0 for weight in weights]
-    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
-    assert all(torch.equal(gradient, found[1][2][name]) for name, gradient in found[0][2].items())
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6) and torch.allclose(found[0][1], found[1][1], rtol=1e-6)
+    for name, gradient in found[0][2].items():
+        assert torch.allclose(gradient, found[1][2][name], rtol=1e-5, atol=1e-7), name
 
 
 # --- Stage 2 ---------------------------------------------------------------------------------------------------------
