@@ -52,7 +52,7 @@ def finish(
         given = finished(batch, use_cache=False).logits.float().log_softmax(-1)
         loss = (due.exp() * (due - given)).sum(-1).mean()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(finished.parameters(), NORM)
         optimizer.step()
         if update == 0 or (update + 1) % max(1, updates // 5) == 0:
