@@ -57,4 +57,6 @@ def finish(
         optimizer.step()
         if update == 0 or (update + 1) % max(1, updates // 5) == 0:
             say(f"finish: update {update + 1} of {updates}, {loss.item():.4f} nats a token from the student")
-    return finished.eval().requires_grad_(False)
+    finished.train(False)
+    finished.requires_grad_(False)
+    return finished
