@@ -14,7 +14,7 @@ import torch
 
 from export.bundle_writer import BundleOptions, Target, bundle_draft, check_output
 from export.calibrate import search_clips
-from export.checkpoint import check_context, check_tokens, find_tokenizer, text_windows, token_ids
+from export.checkpoint import check_context, check_tokens, find_tokenizer, generation_values, text_windows, token_ids
 from export.evaluate import compare
 from export.finetune import BATCH, finish
 from export.lava.netx import write_netx
@@ -175,6 +175,7 @@ def export(
         context=context,
         tokenizer=tokenizer_file,
         tokens=tokens,
+        generation=generation_values(folder),
         source={"checkpoint": folder.resolve().name},
     )
     say(f"writing {output}")

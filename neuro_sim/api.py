@@ -18,6 +18,7 @@ from neuro_sim.verify import agreement, compare
 from spikeopd import contracts
 from spikeopd.contracts import Activity, ModelShape, Precision, SpikeModel, SpikeTrace, bundle, is_integer, parse_run
 from spikeopd.errors import ConfigError, InputError
+from spikeopd.sampling import from_generation_config
 
 Prompt = str | Sequence[int]  # text, or token numbers
 
@@ -30,6 +31,7 @@ class Bundle:
         self.manifest = bundle.read_manifest(self.folder)
         self.shape: ModelShape = bundle.manifest_shape(self.manifest)
         self.precision: Precision = self.manifest["precision"]
+        self.sampling = from_generation_config(self.manifest.get("generation", {}))  # what the commands start from
         self.text = read_text(self.folder, self.manifest)
 
     def load(self, backend: str | None = None, running: Running | None = None) -> Model:

@@ -23,7 +23,7 @@ class Running:
 
     threads    of the event engine; None: all cores, or one for a small model
     precision  Lava runs an integer model as its float twin if this is float32; None: as the model is
-    timeout    seconds Lava may take for one token, and to build each of its processes
+    timeout    seconds Lava or SANA-FE may take for one token, and Lava to build each of its processes
     """
 
     threads: int | None = None
@@ -73,6 +73,14 @@ def lava(model: SpikeModel, running: Running) -> Decoder:
     return LavaDecoder(model, precision="fixed" if fixed else "float", timeout=running.timeout)
 
 
+def sanafe(model: SpikeModel, running: Running) -> Decoder:
+    from neuro_sim.sanafe.decoder import NetworkDecoder
+    from neuro_sim.sanafe.process import ChipProcess, find_python
+
+    find_python()  # says how to get it, before anything is built
+    return NetworkDecoder(model, lambda network: ChipProcess(network, running.timeout))
+
+
 def dense(model: SpikeModel, running: Running) -> Decoder:
     from neuro_sim.dense import DenseDecoder
 
@@ -95,6 +103,8 @@ def pick_backend(
         )
     if precision == "float32" and stored != "float32" and backend != "lava":
         raise ConfigError("--precision float32 with an integer bundle runs on Lava only; add --backend lava")
+    if backend == "sanafe" and stored == "float32":
+        raise ConfigError("--backend sanafe runs integers and this bundle is float32; export it with --precision int8")
     if backend == "event" and stored == "float32":
         return "dense", "the event engine is for integers and this bundle is float32"
     return backend, reason
@@ -119,4 +129,5 @@ BACKENDS: dict[str, Backend] = {
     "event": Backend("compiled and fast", event, event_place),
     "lava": Backend("Lava processes", lava),
     "dense": Backend("the slow oracle", dense),
+    "sanafe": Backend("SANA-FE's simulated Loihi, if it is installed", sanafe),
 }

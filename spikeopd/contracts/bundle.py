@@ -36,8 +36,9 @@ from spikeopd.contracts.model import (
     site_shift,
 )
 from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
-from spikeopd.errors import InputError
+from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import find_model, parse_json, sha256
+from spikeopd.sampling import from_generation_config
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
 Place = Callable[[ModelShape, Precision, dict[str, Array]], None]
@@ -51,6 +52,7 @@ BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
 NETX_FILE = re.compile(r"netx_layer\d{3}_(q|k|v|o|ffn)\.h5")
 SPECIAL_TOKENS = ("bos", "eos", "pad")  # roles of the manifest's `tokens`
 MANIFEST_LIMIT = 64 << 20  # bytes; a thousand layers need less
+FILE_SLACK = 64 << 20  # bytes that any file may have beside what it holds of the model
 SIZE_LIMIT = 1 << 24  # no dimension of a model is larger; keeps products far from overflow
 STEPS_LIMIT = 1 << 10
 WRITE_SHIFT_LIMIT = 16  # of a current write: the shifted sum of a row still fits 32 bits
@@ -258,6 +260,7 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
     _check_shape(file, manifest.get("shape"), version)
     _check_numbers(file, manifest)
     _check_tokens(file, manifest.get("tokens", {}), manifest["shape"]["vocab_size"])
+    _check_generation(file, manifest.get("generation", {}))
     for name in ("files", "arrays"):
         if not isinstance(manifest.get(name), dict):
             raise _wrong(file, name, "an object", manifest.get(name))
@@ -324,6 +327,16 @@ def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
         raise _wrong(file, "epsilon", "a number between 0 and 1", epsilon)
 
 
+def _check_generation(file: Path, generation: Any) -> None:
+    """How the model's makers would sample from it: numbers of a generation_config.json."""
+    if not isinstance(generation, dict):
+        raise _wrong(file, "generation", "an object", generation)
+    try:
+        from_generation_config(generation)
+    except ConfigError as error:
+        raise InputError(f"{file}: field 'generation': {_short(error)}") from None
+
+
 def _check_tokens(file: Path, tokens: Any, vocabulary: int) -> None:
     """A bundle without special tokens is one for which the caller says where a text begins and ends."""
     if not isinstance(tokens, dict):
@@ -345,7 +358,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
     folder = bundle_folder(path)
     manifest = read_manifest(folder)
     shape, precision = manifest_shape(manifest), manifest["precision"]
-    sizes = _check_files(folder, manifest["files"], check_hashes)
+    sizes = _check_files(folder, manifest["files"])
     entries = manifest["arrays"]
     # Count before the names are spelt out: a claimed million layers must not cost a million strings.
     if shape.num_hidden_layers > len(entries):
@@ -364,6 +377,9 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
         raise InputError(
             f"{folder / MANIFEST}: field 'arrays' claims {total} bytes, the files hold {sum(sizes.values())}"
         )
+    _check_effort(folder, total, manifest["files"])
+    if check_hashes:
+        _check_hashes(folder, manifest["files"])
     with ExitStack() as stack:
         maps = {name: _map(stack, folder / name) for name in {view["file"] for view in views.values()}}
         arrays = {name: _read(folder, name, view, specs[name], maps, precision) for name, view in views.items()}
@@ -372,7 +388,8 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
     return assemble(shape, precision, manifest["decay"], manifest["embedding_shift"], manifest["epsilon"], arrays)
 
 
-def _check_files(folder: Path, files: Mapping[str, Any], check_hashes: bool) -> dict[str, int]:
+def _check_files(folder: Path, files: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of the model's files, after a look at all of them."""
     sizes = {}
     for name, entry in files.items():
         size = _regular_size(folder / name)
@@ -381,11 +398,25 @@ def _check_files(folder: Path, files: Mapping[str, Any], check_hashes: bool) -> 
                 f"{folder / name}: {size} bytes, but the manifest says {_short(repr(entry.get('bytes')))}; "
                 "the file is truncated or was changed"
             )
-        if check_hashes and sha256(folder / name) != entry["sha256"]:
-            raise InputError(f"{folder / name}: sha256 differs from the manifest; the file is damaged or was changed")
         if name in MODEL_FILES:
             sizes[name] = size
     return sizes
+
+
+def _check_effort(folder: Path, total: int, files: Mapping[str, Any]) -> None:
+    """Refuse, before anything is read, what this machine cannot hold, and files of holes that would take hours."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total > memory:
+        raise InputError(f"{folder}: the model takes {total} bytes, this machine has {memory} of memory")
+    for name, entry in files.items():
+        if entry["bytes"] > FILE_SLACK + 64 * total:
+            raise InputError(f"{folder / name}: {entry['bytes']} bytes, and the model's arrays take {total} of them")
+
+
+def _check_hashes(folder: Path, files: Mapping[str, Any]) -> None:
+    for name, entry in files.items():
+        if sha256(folder / name) != entry["sha256"]:
+            raise InputError(f"{folder / name}: sha256 differs from the manifest; the file is damaged or was changed")
 
 
 def _check_entry(
