@@ -18,10 +18,13 @@ from spikeopd.config import Stage1Config
 from spikeopd.contracts import EMBED_SITE
 from spikeopd.losses import chunked, hard_token, head_map, layer_map, masked_square_error, soft_token
 from spikeopd.methods.run import Objective
+from spikeopd.methods.sparsity import RateTarget, count_spikes
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
+from spikeopd.quality import layer_spikes
 
+SITES = (EMBED_SITE, "a", "h")  # whose spikes the targets see
 BRANCHES = ("EA", "SAA_rate", "SAA_cont", "SFA_rate", "SFA_cont", "STA", "HTA")
 
 
@@ -68,12 +71,16 @@ class Alignment(nn.Module):
         teacher_head: nn.Module,
         temperature: float,
         chunk: int,
+        wanted: Recorder | None = None,
     ) -> Tensor:
-        """Sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of running text: no padding)."""
+        """Sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of running text: no padding).
+
+        wanted: a recorder of SITES and others, for a caller who reads more of the spikes.
+        """
         config = student.config
-        wanted = Recorder(sites=(EMBED_SITE, "a", "h"))
+        wanted = wanted or Recorder(SITES)
         features = student.model(ids, use_cache=False, recorder=wanted).last_hidden_state
-        rates = {key: spikes.mean(0) for key, spikes in wanted.spikes.items()}
+        rates = {key: spikes.mean(0) for key, spikes in wanted.spikes.items() if key[1] in SITES}
         embedding = masked_square_error(self.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
         attention = [torch.zeros((), device=ids.device)] * 2
         feature = [torch.zeros((), device=ids.device)] * 2
@@ -103,6 +110,17 @@ class SpADObjective(Objective):
 
     def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
         return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk)
+
+    def sums_and_spikes(
+        self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module, dial: RateTarget
+    ) -> tuple[Tensor, Tensor]:
+        """The same sums, and the spikes [1 + layers] that a rate target sees, in the graph."""
+        seen = Recorder({*SITES, *dial.sites})
+        sums = self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk, seen)
+        return sums, layer_spikes(seen, dial.layers, dial.scope)
+
+    def count_spikes(self, ids: Tensor, dial: RateTarget) -> Tensor:
+        return count_spikes(self.student, ids, dial)
 
 
 def token_alignment(

@@ -36,7 +36,11 @@ EVALUATION_VERSION = 1  # raise it when `worker.evaluate` measures something els
 TRAINING_VERSION = 1  # raise it when a method trains otherwise
 VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
 # Options that came after the first keys: at these values a run is the one it was without them.
-YOUNGER = {"model.neuron": "lif", "stage2.divergence": "forward_kl"}
+YOUNGER = {"model.neuron": "lif", "stage2.divergence": "forward_kl"} | {
+    f"{stage}.{name}": value
+    for stage in ("stage1", "stage2")
+    for name, value in (("rate_target", []), ("rate_coef", 30.0), ("rate_warmup", 0.5))
+}
 OF_EVALUATION = ("stage2.model_name_or_path", "stage2.prompt_length", "stage2.temperature")
 
 
