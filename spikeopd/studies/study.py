@@ -90,7 +90,10 @@ def runs_of(request: Request, row: Row) -> list[Run]:
     if row.kind == "stage1":
         if request.start is not None:
             raise InputError(f"--start {request.start}: {request.study.name} trains Stage 1 itself; leave --start out")
-        return [stage1_of(request, row)]
+        base = base_of(row, request.config, request.overrides)
+        if row.one_seed:
+            return [stage1_run(base)]
+        return [stage1_run(base, (f"train.seed={seed}",)) for seed in request.seeds]
     base = base_of(row, request.config, request.overrides)
     teacher = (f"teacher.teacher_model_name_or_path={request.teacher}",) if request.teacher else ()
     seeds = request.seeds[:1] if row.one_seed else request.seeds
