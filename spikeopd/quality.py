@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,38 @@ def on_text(
             count += part[:, 1:].numel()
     nats, kl = totals.tolist()
     return {"perplexity": perplexity(nats, count, most=50.0), "teacher_kl": kl / count}
+
+
+def teacher_perplexity(teacher: PreTrainedModel, ids: Tensor, chunk: int, rows: int = 16) -> float:
+    """The teacher's own perplexity on windows ids [n, length]: what a student's on the same ones is held against."""
+    import torch
+
+    from spikeopd.losses import chunked, hard_token
+    from spikeopd.models.teacher import output_table, run_teacher
+
+    head, nats, count = output_table(teacher), 0.0, 0
+    with torch.no_grad():
+        for part in torch.split(ids, rows):
+            features = run_teacher(teacher, part, internals=False).features[:, :-1].flatten(0, 1)
+            labels = part[:, 1:].flatten()
+            nats += chunked(lambda p, y: hard_token(head(p).float(), y), chunk, features, labels).item()
+            count += labels.numel()
+    return perplexity(nats, count, most=50.0)
+
+
+@contextmanager
+def without_attention(student: BiSpikCLMForCausalLM) -> Iterator[None]:
+    """R = 0: nothing of the prefix reaches a token. What that costs says how much of it a student uses."""
+
+    def silence(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(argument.new_zeros(argument.shape) for argument in arguments)
+
+    hooks = [layer.out_proj.register_forward_pre_hook(silence) for layer in student.model.layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def on_own_text(

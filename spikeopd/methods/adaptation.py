@@ -78,7 +78,7 @@ class Adaptation(Run[Q]):
         setup, options, policy = self.setup, self.options, self.objective
         head = output_table(setup.teacher)
         prompts = torch.from_numpy(
-            batch(setup.validation, batch_size=rows, length=options.prompt_length, seed=0, step=0)
+            batch(setup.evaluation_prompts, batch_size=rows, length=options.prompt_length, seed=0, step=0)
         ).to(setup.device)
         found, _ = quality.on_own_text(
             lambda part, numbers: self.call(policy.rollout, part, numbers, options.temperature, (), options.rate_scope),

@@ -1,5 +1,7 @@
 r"""The five Stage-1 targets (App. F.4) on one micro-batch, as sums, and the training-only maps they need.
 
+R is the rate of the neuron of the student's own module (Eq. app_teacher_spike_proxy): learned v_A, S_H's threshold.
+
 EA    MSE(P_e(rate of S_E), E_T)
 SAA   gamma MSE(A_S, R(A_T)) + (1 - gamma) MSE(A_S, A_T)          over causal, non-padding entries
 SFA   gamma MSE(H_S, R(H_T)) + (1 - gamma) MSE(LN(P_h(H_S)), H_T)
@@ -8,6 +10,7 @@ STA   T^2 KL(teacher || student) of softened logits               HTA   cross-en
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,18 +90,28 @@ class Alignment(nn.Module):
         causal = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).tril()
         for layer, matched in enumerate(self.layers):
             a_teacher = teacher.attentions[matched][:, self.heads]
-            # v_A is the threshold before its scaling by sqrt(d_h), with which a map in [0, 1] would never fire.
-            proxy = rate_proxy(a_teacher, config.num_steps, config.threshold, config.alpha)
+            proxy = rate_proxy(a_teacher, config.num_steps, map_threshold(student, layer), config.alpha)
             attention[0] = attention[0] + masked_square_error(rates[layer, "a"], proxy, causal)
             attention[1] = attention[1] + masked_square_error(rates[layer, "a"], a_teacher, causal)
             h_teacher, h = teacher.hidden[matched], rates[layer, "h"]
             narrow = h_teacher if self.same_width else h_teacher @ self.to_student
-            proxy = rate_proxy(narrow, config.num_steps, config.threshold, config.alpha)
+            s_h = student.model.layers[layer].neurons("h")
+            driven = narrow if s_h.bias is None else narrow + s_h.bias
+            proxy = rate_proxy(driven, config.num_steps, s_h.threshold, config.alpha)
             aligned = self.norm[layer](self.feature[layer](h))
             feature[0] = feature[0] + masked_square_error(h, proxy)
             feature[1] = feature[1] + masked_square_error(aligned, h_teacher)
         tokens = token_alignment(student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk)
         return torch.stack((embedding, *attention, *feature, *tokens))
+
+
+def map_threshold(student: BiSpikCLMForCausalLM, layer: int) -> Tensor:
+    """v_A of each head, [head, 1, 1]: the learned threshold of S_A before its scaling by sqrt(d_h), in the unit of a
+    map in [0, 1]. With the scaled one such a map would never fire.
+    """
+    config = student.config
+    learned: Tensor = student.model.layers[layer].neurons("a").threshold
+    return learned.detach() / math.sqrt(config.hidden_size // config.num_attention_heads)
 
 
 class SpADObjective(Objective):

@@ -36,6 +36,12 @@ class Setup:
     train: TokenData
     prompts: TokenData
     validation: TokenData
+    held_out: TokenData | None = None  # of the prompts' own source, where that is another one
+
+    @property
+    def evaluation_prompts(self) -> TokenData:
+        """Where prompts that only measure come from: the validation part of what Stage 2's prompts come from."""
+        return self.validation if self.held_out is None else self.held_out
 
     @property
     def device(self) -> torch.device:
@@ -99,8 +105,11 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
         validation = prepare(
             data.validation_source or data.source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens
         )
+        held_out = None
+        if data.prompt_source not in (None, data.source):
+            held_out = prepare(data.prompt_source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens)
     teacher.to(accelerator.device)
-    return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation)
+    return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation, held_out)
 
 
 def configured_student(path: str | Path, config: Config) -> BiSpikCLMForCausalLM:

@@ -116,6 +116,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         arguments.benchmarks,
         tuple(benchmark.name for benchmark in choose(arguments.tasks)) if arguments.tasks else (),
         arguments.limit,
+        asked=bool(arguments.seeds),
     )
 
 

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from spikeopd.config import Config, load_config, with_overrides
 from spikeopd.errors import ConfigError
+from spikeopd.evaluation import paper as printed_tables
+from spikeopd.evaluation.tasks import BENCHMARKS
+from spikeopd.studies import efficiency
 
 Paper = Mapping[str, float | str]
 
@@ -20,17 +23,21 @@ Paper = Mapping[str, float | str]
 class Row:
     """overrides: of Stage 2; base: overrides of the study's configuration (another model has another Stage 1).
 
-    start: the Stage-1 student, `final` or `update-NNNNNN`. kind `stage1` is the Stage-1 run itself.
+    start: the Stage-1 student, `final` or `update-NNNNNN`. kind `stage1` is the Stage-1 run itself, `teacher` the
+    teacher on the same text, `paper` a row of the paper's that nothing is run for. one_seed: the seed changes nothing;
+    papers_one_seed: the paper has one, so more are run only if asked for. facts: cells that are known beforehand.
     """
 
     label: str
     overrides: tuple[str, ...] = ()
-    kind: Literal["train", "evaluate", "stage1"] = "train"
+    kind: Literal["train", "evaluate", "stage1", "teacher", "paper"] = "train"
     start: str = "final"
     base: tuple[str, ...] = ()
     recipe: str | None = None
     one_seed: bool = False
+    papers_one_seed: bool = False
     paper: Paper = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ ENERGY = (
     Column("token_nj", "per token nJ", 1, "low"),
     Column("event_ms", "event ms", 3, "low"),
 )
+TASKS = tuple(Column(f"task_{task.name}", f"{task.label} %", 1, "high") for task in BENCHMARKS.values())
+EFFICIENCY = (Column("ops", "OPs [M]", 1, "low"), RATE, Column("energy", "Energy [µJ]", 1, "low"))
 QUALITY = (AVERAGE, PERPLEXITY, TEACHER_KL, SELF_KL, ADJ, DIST4)
 
 
@@ -78,16 +87,27 @@ KD = Row("KD", kind="evaluate", one_seed=True)
 
 def _stability(config: Config) -> list[Row]:
     """Horizons as in the paper: Small-LR and SpikeOPD run twice as long as Vanilla and Clipped."""
-    double = f"stage2.updates={2 * config.stage2.updates}"
+    updates, rate, clip = config.stage2.updates, config.stage2.learning_rate, config.stage2.max_grad_norm
+    usual = "-" if clip is None else f"{clip:g}"
+
+    def settings(factor: int = 1, slower: int = 1, clip: str = usual) -> dict[str, str]:
+        return {"learning_rate": f"{rate / slower:.2g}", "clip": clip, "updates": str(factor * updates)}
+
+    def paper(
+        collapsed: str, average: float, adj: float, dist4: float, lr: str, clip: str, steps: int
+    ) -> dict[str, Any]:
+        values = {"collapsed": collapsed, "average": average, "adj": adj, "dist4": dist4}
+        return values | {"learning_rate": lr, "clip": clip, "updates": steps}
+
     return [
-        method("Vanilla OPD", "vanilla_opd",
-               paper={"collapsed": "10/10", "onset": 168.5, "average": 34.8, "adj": 39.1, "dist4": 83.7}),
-        method("Small-LR", "small_lr_opd",
-               paper={"collapsed": "10/10", "onset": 527, "average": 34.8, "adj": 36.0, "dist4": 85.5}),
-        method("Clipped", "clipped_opd",
-               paper={"collapsed": "10/10", "onset": 327, "average": 34.5, "adj": 31.5, "dist4": 87.8}),
-        method("SpikeOPD", "spikeopd", double,
-               paper={"collapsed": "0/10", "average": 35.5, "adj": 0.1, "dist4": 99.2}),
+        method("Vanilla OPD", "vanilla_opd", facts=settings(),
+               paper=paper("10/10", 34.8, 39.1, 83.7, "η0", "-", 500) | {"onset": 168.5}),
+        method("Small-LR", "small_lr_opd", facts=settings(2, slower=3),
+               paper=paper("10/10", 34.8, 36.0, 85.5, "η0/3", "-", 1000) | {"onset": 527}),
+        method("Clipped", "clipped_opd", facts=settings(clip="1"),
+               paper=paper("10/10", 34.5, 31.5, 87.8, "η0", "1.0", 500) | {"onset": 327}),
+        method("SpikeOPD", "spikeopd", f"stage2.updates={2 * updates}", facts=settings(2),
+               paper=paper("0/10", 35.5, 0.1, 99.2, "η0", "-", 1000)),
     ]  # fmt: skip
 
 
@@ -142,6 +162,7 @@ def _rollout_length(config: Config) -> list[Row]:
             f"K = {k}",
             "spikeopd",
             f"stage2.max_completion_length={k}",
+            papers_one_seed=k != 32,
             paper=dict(zip(("average", "adj", "dist4"), values, strict=True)),
         )
         for k, values in printed.items()
@@ -163,33 +184,48 @@ def _layers(config: Config) -> list[Row]:
             f"dL = {interval}",
             "spikeopd",
             f"stage2.spike_layers={list(every(interval, depth))}",
+            papers_one_seed=interval != 3,
             paper=dict(zip(("average", "adj", "dist4", "rate"), values, strict=True)),
         )
         for interval, values in printed.items()
         if interval <= depth
     ]
-    return [*rows, method("none", "spikeopd", "stage2.spike_coef=0")]
+    return [*rows, method("none", "spikeopd", "stage2.spike_coef=0", papers_one_seed=True)]
 
 
 def _scale(config: Config) -> list[Row]:
-    """The paper's three sizes; for the tiny recipe three depths of it, since its teacher has one size."""
-    printed = {
-        "0.125B": ("opt-125m", {"average": 34.7, "rate": 0.17}, {"average": "35.5 ± 0.02", "rate": "0.17 ± 0.006"}),
-        "0.35B": ("opt-350m", {"average": 38.3, "rate": 0.18}, {"average": "40.0 ± 0.19", "rate": "0.17 ± 0.000"}),
-        "1.3B": ("opt-1.3b", {"average": 41.4, "rate": 0.18}, {"average": "44.3 ± 0.12", "rate": "0.19 ± 0.010"}),
-    }
-    sizes: list[tuple[str, tuple[str, ...], str | None, Paper, Paper]]
+    """The paper's three sizes with their teachers, SpikeGPT as it prints it; for the tiny recipe three depths of it,
+    since its teacher has one size.
+    """
     if config.model.preset == "tiny":
         whole = config.model.num_hidden_layers or 1
-        depths = sorted({max(1, whole // 4), max(1, whole // 2), whole})
-        sizes = [(f"{n} layer{'s' if n > 1 else ''}", _depth(n), None, {}, {}) for n in depths]
-    else:
-        sizes = [(name, (), recipe, kd, ours) for name, (recipe, kd, ours) in printed.items()]
+        rows = [Row("Teacher", kind="teacher", one_seed=True)]
+        for depth in sorted({max(1, whole // 4), max(1, whole // 2), whole}):
+            name, base = f"{depth} layer{'s' if depth > 1 else ''}", _depth(depth)
+            rows.append(Row(f"KD {name}", kind="evaluate", base=base, one_seed=True))
+            rows.append(method(f"SpikeOPD {name}", "spikeopd", base=base))
+        return rows
+    recipes = {"0.125B": "opt-125m", "0.35B": "opt-350m", "1.3B": "opt-1.3b"}
     rows = []
-    for name, base, recipe, kd, ours in sizes:
-        rows.append(Row(f"KD {name}", kind="evaluate", base=base, recipe=recipe, one_seed=True, paper=kd))
-        rows.append(method(f"SpikeOPD {name}", "spikeopd", base=base, recipe=recipe, paper=ours))
+    for printed, spent in zip(printed_tables.MAIN, efficiency.printed(), strict=True):
+        label, recipe = f"{printed.method} {printed.scale}", recipes.get(printed.scale)
+        paper = _main_values(printed) | spent
+        if printed.method == "OPT Teacher":
+            rows.append(Row(label, kind="teacher", recipe=recipe, one_seed=True, paper=paper))
+        elif printed.method == "KD":
+            rows.append(Row(label, kind="evaluate", recipe=recipe, one_seed=True, paper=paper))
+        elif printed.method == "SpikeOPD":
+            rows.append(method(label, "spikeopd", recipe=recipe, paper=paper))
+        else:
+            rows.append(Row(label, kind="paper", paper=paper))
     return rows
+
+
+def _main_values(row: printed_tables.Row) -> dict[str, float | str]:
+    """Accuracies of a printed row of the main table."""
+    tasks = {f"task_{name}": value for name, value in zip(printed_tables.COLUMNS, row.accuracies, strict=True)}
+    spread = "" if row.average_sd is None else f" ± {row.average_sd}"
+    return {**tasks, "average": f"{row.average}{spread}" if spread else row.average}
 
 
 def _depth(layers: int) -> tuple[str, ...]:
@@ -236,16 +272,17 @@ STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         Study("stability", "Stability controls from one checkpoint (Tab. 1, Fig. 3)", _stability,
-              (Column("collapsed", "C/T"), Column("onset", "Onset", 1), AVERAGE,
+              (Column("learning_rate", "LR"), Column("clip", "Clip"), Column("updates", "Step"),
+               Column("collapsed", "C/T"), Column("onset", "Onset", 1), AVERAGE,
                Column("pre_onset_perplexity", "PPL pre-onset", 2, "low"), ADJ, DIST4,
                Column("trace_adj", "Adj. train %"), Column("trace_dist4", "Dist.-4 train %")),
               tuple(range(10)), "collapse"),
         Study("controlled", "Post-training methods from one checkpoint (Tab. 3)", _controlled, (*QUALITY, RUN)),
         Study("ablation", "Components of SpikeOPD (Fig. 5)", _ablation, QUALITY),
         Study("initialization", "Stage-1 checkpoints of growing age (Fig. 6)", _initialization, QUALITY),
-        Study("rollout-length", "Rollout length K", _rollout_length, QUALITY),
-        Study("layers", "Layers of the spike loss", _layers, (*QUALITY, RATE)),
-        Study("scale", "Model sizes (Tab. 2)", _scale, (*QUALITY, RATE), (0, 1, 2)),
+        Study("rollout-length", "Rollout length K (Tab. 4)", _rollout_length, QUALITY, (0, 1, 2)),
+        Study("layers", "Layers of the spike loss (Tab. 5)", _layers, (*QUALITY, RATE), (0, 1, 2)),
+        Study("scale", "Model sizes (Tab. 2)", _scale, (*TASKS, *QUALITY, *EFFICIENCY), (0, 1, 2)),
         Study("diagnostics", "Paired-prefix diagnostics (Figs. 1-2)", _diagnostics,
               (Column("mean_kappa_self", "KL self", 3, "low"), Column("mean_kappa_corp", "KL corpus", 3, "low"),
                Column("last_prefix_gap", "gap at K", 3, "low"), Column("spike_drift_display", "D_spk x1e4", 2, "low"),

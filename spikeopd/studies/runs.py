@@ -29,11 +29,11 @@ from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import sha256, write_json
 from spikeopd.registry import METHODS
 
-Kind = Literal["train", "evaluate"]
+Kind = Literal["train", "evaluate", "teacher"]
 Note = Callable[[str], None]
 RESULT = "result.json"
-EVALUATION_VERSION = 1  # raise it when `worker.evaluate` measures something else
-TRAINING_VERSION = 1  # raise it when a method trains otherwise
+EVALUATION_VERSION = 2  # raise it when `worker.evaluate` measures something else
+TRAINING_VERSION = 2  # raise it when a method trains otherwise
 VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
 # Options that came after the first keys: at these values a run is the one it was without them.
 YOUNGER = {"model.neuron": "lif", "stage2.divergence": "forward_kl"} | {
@@ -63,7 +63,7 @@ class Run:
     def cost(self) -> int:
         """For the order of runs: tokens trained on, about."""
         first, second = self.config.stage1, self.config.stage2
-        if self.kind == "evaluate":
+        if self.kind != "train":
             return 0
         if self.config.train.stage == "1":
             rows = first.micro_batch_size * first.gradient_accumulation_steps
@@ -117,7 +117,7 @@ def content_key(run: Run) -> str:
         and (f"{section}.{name}", value) not in YOUNGER.items()
     }
     values["train.compile"] = False  # once an option: the keys of finished runs stay what they are
-    if run.kind == "evaluate":
+    if run.kind != "train":
         values = {
             name: value for name, value in values.items() if name in OF_EVALUATION or not name.startswith("stage2.")
         }

@@ -28,7 +28,7 @@ class Request:
     study: Study
     config: Config
     output: Path
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # with `asked`: given by the user, so every row that depends on a seed runs with all of them
     jobs: int = 1
     start: str | None = None
     teacher: str | None = None
@@ -36,6 +36,7 @@ class Request:
     benchmarks: str | None = None
     tasks: tuple[str, ...] = ()  # of the benchmarks; all eight if none is named
     limit: int | None = None
+    asked: bool = False
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -85,8 +86,16 @@ def student_of(request: Request, row: Row) -> Path:
     return stage1_of(request, row).folder(request.pool) / "stage1" / row.start
 
 
+def seeds_of(request: Request, row: Row) -> tuple[int, ...]:
+    """The seeds of a row: one if it does not depend on it, or if the paper has one and nobody asked for more."""
+    if row.kind == "paper":
+        return ()
+    once = row.one_seed or (row.papers_one_seed and not request.asked)
+    return request.seeds[:1] if once else request.seeds
+
+
 def runs_of(request: Request, row: Row) -> list[Run]:
-    """One run for each seed (one for all seeds if the row does not depend on it)."""
+    """One run for each seed of the row; none where the paper alone has values."""
     if row.kind == "stage1":
         if request.start is not None:
             raise InputError(f"--start {request.start}: {request.study.name} trains Stage 1 itself; leave --start out")
@@ -96,10 +105,10 @@ def runs_of(request: Request, row: Row) -> list[Run]:
         return [stage1_run(base, (f"train.seed={seed}",)) for seed in request.seeds]
     base = base_of(row, request.config, request.overrides)
     teacher = (f"teacher.teacher_model_name_or_path={request.teacher}",) if request.teacher else ()
-    seeds = request.seeds[:1] if row.one_seed else request.seeds
-    kind: Any = {"kind": "evaluate"} if row.kind == "evaluate" else {}
-    if row.kind == "evaluate":
-        seeds = (0,)  # an evaluation has no seed; one key for all studies
+    seeds = seeds_of(request, row)
+    kind: Any = {}
+    if row.kind in ("evaluate", "teacher"):
+        kind, seeds = {"kind": row.kind}, (0,)  # an evaluation has no seed; one key for all studies
     return [
         stage2_run(base, student_of(request, row), (*row.overrides, *teacher, f"train.seed={seed}"), **kind)
         for seed in seeds
@@ -111,7 +120,7 @@ def needed_stage1(request: Request) -> list[tuple[str, Run]]:
         return []
     found: dict[str, tuple[str, Run]] = {}
     for row in rows_of(request):
-        if row.kind != "stage1":
+        if row.kind not in ("stage1", "paper"):
             run = stage1_of(request, row)
             size = f" of {row.label}" if row.base or row.recipe else ""
             found.setdefault(run.key, (f"Stage 1{size}", run))
@@ -124,8 +133,8 @@ def plan(request: Request) -> list[dict[str, Any]]:
     blocked = any(not entry["finished"] for entry in entries)
     for row in rows_of(request):
         if blocked and row.kind != "stage1":
-            count = 1 if row.one_seed else len(request.seeds)
-            entries.append({"run": row.label, "runs": count, "finished": False, "waits_for": "Stage 1"})
+            if count := len(seeds_of(request, row)):
+                entries.append({"run": row.label, "runs": count, "finished": False, "waits_for": "Stage 1"})
         else:
             entries += [
                 _entry(request, _label(request, row, index), run) for index, run in enumerate(runs_of(request, row))
@@ -138,7 +147,8 @@ def _entry(request: Request, label: str, run: Run) -> dict[str, Any]:
 
 
 def _label(request: Request, row: Row, index: int) -> str:
-    return row.label if row.one_seed else f"{row.label}, seed {request.seeds[index]}"
+    seeds = seeds_of(request, row)
+    return row.label if len(seeds) == 1 else f"{row.label}, seed {seeds[index]}"
 
 
 def carry_out(request: Request, note: Note) -> dict[str, Any]:
@@ -208,8 +218,8 @@ def diagnose(
     asked = BankOptions(256, options.prompt_length, options.max_completion_length, options.temperature)
     # A stored bank of the same origin is replayed as it is.
     bank = load_bank(path) if path.is_file() else None
-    if bank is None or bank.about != describe(first, setup.validation, asked):
-        bank = load_bank(save_bank(generate_bank(first, setup.validation, asked), path))
+    if bank is None or bank.about != describe(first, setup.evaluation_prompts, asked):
+        bank = load_bank(save_bank(generate_bank(first, setup.evaluation_prompts, asked), path))
     values = report.compare({name: dynamics.replay(student, setup.teacher, bank) for name, student in students.items()})
     note("diagnostics: replayed the bank through " + ", ".join(students))
     for group, (_, row) in zip(results, values.items(), strict=True):
@@ -225,8 +235,8 @@ def write(
     """table.txt, table.csv, table.tex, table.md, figure.png, figure.svg and result.json in the study's folder."""
     from spikeopd.studies import figures
 
-    values = [of_row(group) for group in results]
-    table = make_table(request.study, rows, values, notes(request))
+    values = [of_row(group) | dict(row.facts) for row, group in zip(rows, results, strict=True)]
+    table = make_table(request.study, rows, values, [*notes(request), *references(rows, results)])
     folder = request.folder
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.txt", table.text + "\n")
@@ -283,6 +293,21 @@ def notes(request: Request) -> list[str]:
     if request.limit:
         said.append(f"zero-shot accuracy over the first {request.limit} questions of each task only")
     return said
+
+
+def references(rows: Sequence[Row], results: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """What the numbers are held against: the teacher on the same windows, and how far the first student uses its
+    prefix, without which nothing can be said about prefixes.
+    """
+    for row, group in zip(rows, results, strict=True):
+        for result in group:
+            found = result.get("evaluation") or {}
+            if "attention_off" in found:
+                return [
+                    f"the teacher's perplexity on the same windows is {found['teacher_perplexity']:.2f}; switching "
+                    f"attention off (R = 0) costs {row.label} {found['attention_off']:.2f} nats a token"
+                ]
+    return []
 
 
 def _cpu() -> str:

@@ -19,6 +19,7 @@ def of_run(result: Mapping[str, Any]) -> dict[str, float | None]:
     found: dict[str, float | None] = {
         key: (100 * value if key in PERCENT else value) for key, value in measured.items()
     }
+    found |= {f"task_{name}": value for name, value in ((result.get("zeroshot") or {}).get("tasks") or {}).items()}
     found["average"] = (result.get("zeroshot") or {}).get("average")
     found["onset"] = result.get("onset")
     before = result.get("pre_onset")
@@ -44,8 +45,10 @@ def of_row(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:
+    if isinstance(row.get(column.key), str):
+        return str(row[column.key])
     if column.key == "collapsed":
-        return "{}/{}".format(*row["collapsed"])
+        return "{}/{}".format(*row["collapsed"]) if row["collapsed"][1] else "-"
     value = row.get(column.key)
     if value is None:
         return "-"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -75,7 +76,9 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         "student": os.path.relpath(student.resolve(), folder.resolve()),
     }
     result |= summary.get("stage1", {}) if config.train.stage == "1" else summary.get("stage2", {})
-    if config.train.stage != "1":
+    if asked["kind"] == "teacher":
+        result["evaluation"] = evaluate_teacher(config)
+    elif config.train.stage != "1":
         result["evaluation"] = evaluate(config, student, asked["length"])
     if config.train.stage != "1" and asked["kind"] == "train":
         result["trace"] = trace(folder)
@@ -87,14 +90,35 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def final_student(config: Config, folder: Path, kind: str) -> Path:
+    if kind == "teacher":
+        from spikeopd.models.teacher import resolve
+
+        return Path(resolve(config.teacher.teacher_model_name_or_path))
     if kind == "evaluate":
         assert config.stage2.model_name_or_path is not None
         return Path(config.stage2.model_name_or_path)
     return folder / "stage1" / "final" if config.train.stage == "1" else folder / "final"
 
 
+def evaluate_teacher(config: Config) -> dict[str, float]:
+    """The teacher's perplexity on the windows that its students are judged by."""
+    import torch
+
+    from spikeopd import quality
+    from spikeopd.methods.setup import build, make_accelerator
+    from spikeopd.studies import efficiency
+    from spikeopd.text.tokens import sequential_windows
+
+    setup = build(config, make_accelerator(config.train))
+    length = min(config.data.sequence_length, config.model.sizes()["max_position_embeddings"])
+    ids = torch.from_numpy(sequential_windows(setup.validation, length)[:WINDOWS].astype("int64")).to(setup.device)
+    spent = efficiency.of_teacher(config)
+    return {"perplexity": quality.teacher_perplexity(setup.teacher, ids, config.train.kl_chunk_tokens)} | spent
+
+
 def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
-    """Perplexity, KL to the teacher on corpus and own prefixes, rollout statistics and firing rate.
+    """Perplexity, KL to the teacher on corpus and own prefixes, rollout statistics and firing rate; beside them the
+    teacher's perplexity on the same windows, and what switching attention off costs in nats per token (R = 0).
 
     Always on the same validation windows and prompts and with the same random numbers, for every method and seed.
     """
@@ -104,6 +128,7 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     from spikeopd.methods.setup import build, configured_student, make_accelerator
     from spikeopd.models.teacher import output_table
     from spikeopd.rollout import rollout, uniforms
+    from spikeopd.studies import efficiency
     from spikeopd.text.tokens import batch, sequential_windows
 
     setup = build(config, make_accelerator(config.train))
@@ -113,12 +138,19 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     length = min(config.data.sequence_length, shape.max_position_embeddings)
     ids = torch.from_numpy(sequential_windows(setup.validation, length)[:WINDOWS].astype("int64")).to(setup.device)
     prompts = torch.from_numpy(
-        batch(setup.validation, batch_size=PROMPTS, length=options.prompt_length, seed=0, step=0)
+        batch(setup.evaluation_prompts, batch_size=PROMPTS, length=options.prompt_length, seed=0, step=0)
     ).to(setup.device)
-    with setup.accelerator.autocast():  # as during training, where accelerate wraps the objective
-        found = quality.on_text(
+
+    def on_text() -> dict[str, float]:
+        return quality.on_text(
             lambda part, target: quality.token_sums(model, part, target, head, chunk), setup.teacher, ids
         )
+
+    with setup.accelerator.autocast():  # as during training, where accelerate wraps the objective
+        found = on_text()
+        with quality.without_attention(model):
+            found["attention_off"] = math.log(on_text()["perplexity"] / found["perplexity"])
+        found["teacher_perplexity"] = quality.teacher_perplexity(setup.teacher, ids, chunk)
         own, spikes = quality.on_own_text(
             lambda part, uniform: rollout(model, part, uniform, options.temperature, layers, "all"),
             lambda sequences, target: quality.visited_kl(model, sequences, target, head, chunk),
@@ -127,7 +159,8 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
             uniforms(0, 0, PROMPTS, k),
         )
     rate = spikes.mean().item() / quality.rate_slots(shape, "all", PROMPTS * k)
-    return found | {"self_kl": own["self_kl"], "rate": rate} | own
+    spent = efficiency.of_student(student, rate, options.prompt_length + k)
+    return found | {"self_kl": own["self_kl"], "rate": rate} | own | {name: spent[name] for name in ("ops", "energy")}
 
 
 def trace(folder: Path) -> dict[str, list[Any]]:

@@ -1,7 +1,8 @@
 """Continued SpAD: the five targets of Stage 1 for as many updates as Stage 2 has, on corpus windows. No rollouts.
 
-Batch, window and learning rate are Stage 2's, so that the budget is the other methods'. The alignment maps of Stage 1
-are not part of a student's folder; they are fitted to the checkpoint before the first update.
+Batch, window and learning rate are Stage 2's, so that the budget is the other methods'; the gradient is clipped as in
+Stage 1, whose objective it continues. The alignment maps of Stage 1 are not part of a student's folder; they are fitted
+to the checkpoint before the first update.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spikeopd.contracts import EMBED_SITE
-from spikeopd.methods.adaptation import Adaptation, Policy, load_pair, prompt_rows
+from spikeopd.methods.adaptation import Adaptation, Policy, load_pair, prompt_rows, with_stage2
 from spikeopd.methods.alignment import BRANCHES, Alignment, TeacherShape, branch_sizes, branch_weights
 from spikeopd.methods.baselines.common import corpus_windows, fit_linear
 from spikeopd.methods.setup import Setup
@@ -33,6 +34,7 @@ class AlignedPolicy(Policy):
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
+    setup = with_stage2(setup, max_grad_norm=setup.config.stage1.max_grad_norm)
     student, reference = load_pair(setup, student_path)
     policy = make_policy(setup, student)
     fit_alignment(setup, policy)

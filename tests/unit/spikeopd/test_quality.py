@@ -80,6 +80,26 @@ def test_on_own_text_is_the_plain_computation_and_does_not_depend_on_rows(pair):
     assert ((rates >= 0) & (rates <= 1)).all() and rates.sum() > 0
 
 
+def test_the_teachers_own_perplexity_is_the_plain_computation(pair):
+    _, teacher = pair
+    ids = torch.randint(3, 97, (5, 12), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        nats = F.cross_entropy(teacher(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
+    assert quality.teacher_perplexity(teacher, ids, chunk=7, rows=2) == pytest.approx(math.exp(nats), rel=1e-5)
+
+
+def test_without_attention_a_token_depends_on_itself_and_its_position_alone(pair):
+    student, _ = pair
+    one = torch.randint(3, 97, (1, 9), generator=torch.Generator().manual_seed(3))
+    other = torch.cat(((one[:, :-1] + 1) % 90 + 3, one[:, -1:]), 1)  # another prefix, the same last token
+    with torch.no_grad():
+        before = student(one).logits
+        assert not torch.equal(before[:, -1], student(other).logits[:, -1]), "attention must matter here"
+        with quality.without_attention(student):
+            assert torch.equal(student(one).logits[:, -1], student(other).logits[:, -1])
+        assert torch.equal(student(one).logits, before), "and is back afterwards"
+
+
 def test_a_bundle_is_judged_without_torch():
     code = "import sys, spikeopd.quality, spikeopd.students; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -314,6 +314,23 @@ def test_continued_spad_is_the_stage_1_objective(monkeypatch):
     assert worst(mine, theirs) <= 1e-6
 
 
+def test_continued_spad_clips_as_stage_1_does(monkeypatch, tmp_path):
+    """The objective of Stage 1 with its clip: the norm of the step's gradient is at most stage1.max_grad_norm."""
+    setup, seen = small_setup("stage2.updates=1", "stage1.max_grad_norm=0.01"), []
+    spad.initial_student(setup).save_pretrained(tmp_path / "student")
+    original = torch.optim.Adam.step
+
+    def step(self, *arguments, **named):
+        parts = [p.grad.square().sum() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(torch.stack(parts).sum().sqrt().item())
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    with RunLog(tmp_path / "run", quiet=True) as log:
+        continued_spad.run(setup, log, str(tmp_path / "student"))
+    assert seen == [pytest.approx(0.01, rel=1e-3)]
+
+
 def test_fitted_maps_are_least_squares():
     torch.manual_seed(0)
     x = torch.randn(200, 3)

@@ -48,9 +48,14 @@ def test_stage1_branches_equal_an_independent_calculation():
     for layer in range(2):
         a, a_t = rate[layer, "a"][..., lower], teacher.attentions[layer][..., lower]
         saa_cont.append((a - a_t).square().mean())
-        saa_rate.append((a - rate_proxy(a_t, 4, 0.7)).square().mean())
+        # The neuron of the student's own module: its learned threshold, in the unit of a map in [0, 1].
+        block, own = student.model.layers[layer], []
+        for head in range(2):
+            v_a = block.log_threshold_a[head].exp().item() / 16**0.5
+            own.append((a[:, head] - rate_proxy(a_t[:, head], 4, v_a)).square().mean())
+        saa_rate.append(sum(own) / 2)
         h, h_t = rate[layer, "h"], teacher.hidden_states[layer + 1]
-        sfa_rate.append((h - rate_proxy(h_t, 4, 0.7)).square().mean())
+        sfa_rate.append((h - rate_proxy(h_t + block.bias_h, 4, block.log_threshold_h.exp())).square().mean())
         sfa_cont.append((torch.nn.functional.layer_norm(h, (32,)) - h_t).square().mean())
     for name, values in (
         ("SAA_rate", saa_rate),

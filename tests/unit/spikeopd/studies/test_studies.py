@@ -433,6 +433,53 @@ def test_rows_of_every_study_are_valid_configurations(world):
                 assert isinstance(made, Run)
 
 
+def test_rows_the_paper_ran_once_take_more_seeds_only_if_asked(world, tmp_path):
+    _, _, config = world
+    study = find("rollout-length")
+    rows = {row.label: row for row in study.rows(load_config("opt-125m"))}
+    for asked, others in ((False, (0,)), (True, (0, 1, 2))):
+        request = studying.Request(study, config, tmp_path, (0, 1, 2), asked=asked)
+        assert studying.seeds_of(request, rows["K = 32"]) == (0, 1, 2), "the default of Tab. 4 has three seeds"
+        assert studying.seeds_of(request, rows["K = 8"]) == others
+    assert [row.label for row in find("layers").rows(load_config("opt-125m")) if not row.papers_one_seed] == ["dL = 3"]
+
+
+def test_table_2_has_teacher_spikegpt_tasks_and_efficiency():
+    rows = {row.label: row for row in find("scale").rows(load_config("opt-125m"))}
+    assert rows["OPT Teacher 0.125B"].kind == "teacher" and rows["SpikeGPT 0.046B"].kind == "paper"
+    assert (
+        rows["SpikeOPD 0.35B"].paper["task_piqa"] == 62.2 and rows["SpikeOPD 0.35B"].paper["average"] == "40.0 ± 0.19"
+    )
+    assert rows["SpikeGPT 0.216B"].paper["ops"] == "18.3 G" and rows["KD 1.3B"].paper["energy"] == "67.3 mJ"
+    measured = [values.of_row([{"zeroshot": {"tasks": {"piqa": 50.0}, "average": 50.0}}]), values.of_row([])]
+    table = values.make_table(find("scale"), [rows["KD 0.125B"], rows["SpikeGPT 0.046B"]], measured, [])
+    head = table.head
+    assert [row[head.index("PIQA %")] for row in table.rows] == ["50.0", "-"]
+    assert [row[head.index("paper ARC-e %")] for row in table.rows] == ["37.1", "32.3"]
+
+
+def test_table_1_says_rate_clip_and_steps():
+    rows = find("stability").rows(load_config("tiny", ["stage2.updates=50", "stage2.learning_rate=9e-4"]))
+    facts = {row.label: tuple(row.facts[key] for key in ("learning_rate", "clip", "updates")) for row in rows}
+    assert facts == {"Vanilla OPD": ("0.0009", "-", "50"), "Small-LR": ("0.0003", "-", "100"),
+                     "Clipped": ("0.0009", "1", "50"), "SpikeOPD": ("0.0009", "-", "100")}  # fmt: skip
+    assert rows[1].paper["learning_rate"] == "η0/3"
+
+
+def test_a_study_says_what_its_numbers_are_held_against(world, tmp_path, here):
+    """The teacher on the same windows, and what R = 0 costs: stated with every table, and a row of Tab. 2."""
+    folder, overrides, config = world
+    teacher = Row("Teacher", kind="teacher", one_seed=True)
+    study = replace(find("scale"), rows=lambda _: [teacher, Row("KD", kind="evaluate", one_seed=True)])
+    request = studying.Request(study, config, tmp_path, (0,), start=str(folder / "student"))
+    whole = studying.carry_out(request, lambda _: None)
+    first, second = (row["values"] for row in whole["rows"])
+    student = whole["rows"][1]["runs"][0]["evaluation"]
+    assert first["perplexity"]["mean"] == pytest.approx(student["teacher_perplexity"])
+    assert second["ops"]["mean"] > 0 and first["energy"]["mean"] > second["energy"]["mean"] > 0
+    assert f"{student['attention_off']:.2f} nats a token" in whole["text"]
+
+
 def test_seeds():
     assert seeds(["0", "3-5"]) == (0, 3, 4, 5)
     for wrong in (["x"], ["5-3"], ["1", "0-2"], ["-1"]):
