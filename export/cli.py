@@ -82,7 +82,11 @@ def export_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="folder of a trained student, or the run folder around it"
     )
-    parser.add_argument("--to", choices=("nir", "lava"), default="nir", help="kind of bundle (default: nir)")
+    parser.add_argument(
+        "--to",
+        choices=("nir", "lava", "arrays"),
+        help="kind of bundle (default: nir; of a quantised twin arrays, the integers alone)",
+    )
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
     parser.add_argument("--precision", choices=("int8", "float32"), default="int8", help="default: int8, spike-exact")
     parser.add_argument(

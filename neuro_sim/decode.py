@@ -194,7 +194,7 @@ class Loop:
         )
         self.random = generators(prompts, sampling.seed)
         # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.
-        self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.num_steps), np.int64)
+        self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.steps), np.int64)
 
     def events(self, interruption: Interruption | None = None) -> Events:
         interruption = interruption or Interruption()

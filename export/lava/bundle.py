@@ -24,13 +24,18 @@ ARRAYS, GRAPH = "arrays.h5", "graph.json"
 
 def write_lava(model: SpikeModel, folder: Path) -> tuple[str, dict[str, Location]]:
     """Write arrays.h5 and graph.json; return the array file's name and where each array lies in it."""
+    write_json(folder / GRAPH, process_graph(model))
+    return write_arrays(model, folder)
+
+
+def write_arrays(model: SpikeModel, folder: Path) -> tuple[str, dict[str, Location]]:
+    """Write arrays.h5 alone."""
     locations = {}
     with h5py.File(folder / ARRAYS, "w") as file:
         for name, values in model_arrays(model).items():
             path = "/" + name.replace(".", "/")
             file.create_dataset(path, data=values)
             locations[name] = Location(path)
-    write_json(folder / GRAPH, process_graph(model))
     return ARRAYS, locations
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from neuro_sim.event import kernel_base, kernels
 from neuro_sim.event.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.event.records import PLAN, WORK
+from neuro_sim.graded import refuse_graded
 from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Layer, ModelShape, Site, SpikeModel, projections, readout_unit
 from spikeopd.errors import InputError
 
@@ -280,6 +281,8 @@ def _map_biases(model: SpikeModel) -> tuple[Array, int]:
 def check_model(model: SpikeModel) -> None:
     """Refuse what the engine cannot compute exactly."""
     shape = model.shape
+    if shape.graded:
+        refuse_graded("event")
     if model.precision != "int8":
         raise InputError("the event engine runs integer models only; use --backend dense for a float32 bundle")
     if not model.layers:

@@ -40,7 +40,8 @@ Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeMode
 Place = Callable[[ModelShape, dict[str, Array]], None]
 
 SCHEMA = "spikeopd.bundle"
-VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site
+# 1: the paper's block; 2: any form of `ModelShape`, a bias at every site; 4: a quantised twin, activations as counts
+VERSIONS = (1, 2, 4)
 MANIFEST = "manifest.json"
 MODEL_FILES = ("model.nir", "arrays.h5")
 BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
@@ -59,7 +60,7 @@ NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefo
 
 def bundle_schema(shape: ModelShape) -> str:
     """The lowest version that can say what this model is: older readers keep reading what they can."""
-    return f"{SCHEMA}/{1 if shape.paper_block else 2}"
+    return f"{SCHEMA}/{4 if shape.graded else 1 if shape.paper_block else 2}"
 
 
 def layer_writes(shape: ModelShape, precision: Precision) -> dict[str, str]:
@@ -269,6 +270,8 @@ def _check_shape(file: Path, shape: Any, version: int) -> None:
         raise _wrong(file, "shape.num_attention_heads", "a divisor of hidden_size", shape["num_attention_heads"])
     for name, choices in FORMS.items():
         allowed = choices[:1] if version == 1 else choices
+        if name == "neuron":
+            allowed = choices[1:] if version == 4 else choices[:1]
         if shape.get(name, choices[0]) not in allowed:
             raise _wrong(file, f"shape.{name}", " or ".join(map(repr, allowed)), shape[name])
     distances = shape.get("distances", 0)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.backends import event_place
-from neuro_sim.dense import DenseDecoder
 from neuro_sim.event.engine import EventBatch, EventDecoder
+from neuro_sim.graded import oracle
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 
 class BundleScorer:
-    """Integer bundles run on the event engine; float32 bundles on the slow dense decoder."""
+    """Integer bundles run on the event engine; float32 bundles and quantised twins on the slow dense decoder."""
 
     shares = True
 
@@ -35,7 +35,8 @@ class BundleScorer:
         self.max_length = model.shape.max_position_embeddings
         self.vocab_size = model.shape.vocab_size
         self.precision = model.precision
-        self._decoder = EventDecoder(model) if model.precision == "int8" else None
+        spikes = model.precision == "int8" and not model.shape.graded
+        self._decoder = EventDecoder(model) if spikes else None
         self._model = self._decoder.model if self._decoder else model
         self._sequence = _Event(self._decoder.batch([None])) if self._decoder else _Dense(model)
 
@@ -105,7 +106,7 @@ class _Dense:
     """One sequence on the dense decoder."""
 
     def __init__(self, model: SpikeModel) -> None:
-        self.decoder = DenseDecoder(model)
+        self.decoder = oracle(model)
 
     def rewind(self, position: int) -> None:
         self.decoder.position = position
