@@ -15,9 +15,9 @@ Two ways to run the same student, both known to its run:
                  is fetched once, sums and membranes stay in registers (a membrane starts at zero for every token)
 
 The quantised twin is the student's block with one step and ceil(log2(T_s + 1))-bit activations, as many levels as T_s
-steps can count. It is computed from the student's shape, or from a run of a twin that was trained. Dense, it reads every
-weight once per token and keeps its sums in registers; under a convention it skips activations that are zero and treats
-the others as it treats spikes.
+steps can count. It is computed from the student's shape, or from a run of a twin that was trained. Dense, it reads
+every weight once per token and keeps its sums in registers; under a convention it skips activations that are zero and
+treats the others as it treats spikes.
 """
 
 from __future__ import annotations

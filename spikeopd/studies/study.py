@@ -37,6 +37,7 @@ class Request:
     tasks: tuple[str, ...] = ()  # of the benchmarks; all eight if none is named
     limit: int | None = None
     asked: bool = False
+    only: tuple[str, ...] = ()  # texts; rows whose label holds none of them are left out
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -60,7 +61,15 @@ class Request:
 
 
 def rows_of(request: Request) -> list[Row]:
-    return request.study.rows(request.config)
+    """The rows of the study; with `only`, those whose label holds one of its texts."""
+    rows = request.study.rows(request.config)
+    chosen = [row for row in rows if not request.only or any(text in row.label for text in request.only)]
+    if not chosen:
+        labels = ", ".join(row.label for row in rows)
+        raise ConfigError(
+            f"--rows {' '.join(request.only)}: no row of {request.study.name} is called so; it has {labels}"
+        )
+    return chosen
 
 
 def stage1_of(request: Request, row: Row) -> Run:
