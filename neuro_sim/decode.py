@@ -70,6 +70,7 @@ class Result:
     per_token: dict[str, list[Any]]
     seconds: dict[str, float]
     complete: bool = False
+    graded: bool = False  # of a quantised twin, whose synapses multiply
 
     @property
     def activity(self) -> Activity:
@@ -191,6 +192,7 @@ class Loop:
             phases={phase: Activity.zeros(shape) for phase in PHASES},
             per_token={name: [] for name in columns},
             seconds=dict.fromkeys(PHASES, 0.0),
+            graded=shape.graded,
         )
         self.random = generators(prompts, sampling.seed)
         # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.

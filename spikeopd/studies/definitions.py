@@ -67,11 +67,12 @@ TEACHER_KL = Column("teacher_kl", "KL corpus", 3, "low")
 ADJ, DIST4 = Column("adj", "Adj. %", 2, "low"), Column("dist4", "Dist.-4 %", 2, "high")
 RUN, RATE = Column("run", "Run", 3, "low"), Column("rate", "Rate", 4)
 ENERGY = (
-    Column("network_rate", "Rate", 4),
-    Column("appendix_nj", "App. E nJ", 1, "low"),
-    Column("spike_nj", "per spike nJ", 1, "low"),
-    Column("token_nj", "per token nJ", 1, "low"),
-    Column("event_ms", "event ms", 3, "low"),
+    Column("fired", "Rate", 4),
+    Column("appendix_nj", "App. E [nJ]", 0, "low"),
+    Column("spike_nj", "per spike [nJ]", 0, "low"),
+    Column("token_nj", "per token [nJ]", 0, "low"),
+    Column("twin_dense_nj", "dense twin [nJ]", 0),
+    Column("event_ms", "event CPU [ms]", 3, "low"),
 )
 TASKS = tuple(Column(f"task_{task.name}", f"{task.label} %", 1, "high") for task in BENCHMARKS.values())
 EFFICIENCY = (Column("ops", "OPs [M]", 1, "low"), RATE, Column("energy", "Energy [µJ]", 1, "low"))

@@ -17,7 +17,17 @@ from spikeopd.files import write_json, write_text
 from spikeopd.runlog import environment
 from spikeopd.students import no_bars, place
 from spikeopd.studies.definitions import Row, Study, base_of
-from spikeopd.studies.runs import Note, Run, Zeroshot, benchmark_hashes, execute, read_result, stage1_run, stage2_run
+from spikeopd.studies.runs import (
+    Note,
+    Run,
+    Spending,
+    Zeroshot,
+    benchmark_hashes,
+    execute,
+    read_result,
+    stage1_run,
+    stage2_run,
+)
 from spikeopd.studies.values import make_table, of_row
 
 
@@ -176,6 +186,8 @@ def carry_out(request: Request, note: Note) -> dict[str, Any]:
     results = [[next(found) for _ in group] for group in runs]
     if request.benchmarks:
         add_zeroshot(request, flat, results, note)
+    if request.study.figure == "pareto":
+        add_spending(request, flat, results, note)
     if request.study.figure == "diagnostics":
         diagnose(request, rows, runs, results, note)
     return write(request, rows, runs, results)
@@ -201,6 +213,19 @@ def add_zeroshot(
     )
     for result, found in zip(flat, scored, strict=True):
         result["zeroshot"] = found
+
+
+def add_spending(
+    request: Request, labelled: Sequence[tuple[str, Run]], results: list[list[dict[str, Any]]], note: Note
+) -> None:
+    """Counted events, energies and time of every row's exported students."""
+    flat = [result for group in results for result in group]
+    asked = [
+        (f"{label}, spending", Spending(result["student"], run.config))
+        for (label, run), result in zip(labelled, flat, strict=True)
+    ]
+    for result, found in zip(flat, execute(asked, request.pool, request.jobs, note), strict=True):
+        result["spending"] = found
 
 
 def diagnose(
