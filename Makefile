@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(TORCH) \
 		|| { echo "torch did not install. Choose another: make $(MAKECMDGOALS) TORCH=torch"; exit 2; }
 	@echo "== installing spikeopd with everything the demo and the tests use"
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e ".[train,lava,eval,viz,dev]" $(NUMPY)
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e ".[train,lava,eval,viz,serve,dev]" $(NUMPY)
 	@echo "== installing Lava"  # last and without its pins, which are older than what it works with (docs/lava.md)
 	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps --ignore-requires-python lava-nc==0.10.0
 	@touch $@

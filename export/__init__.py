@@ -27,11 +27,11 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("export", "spikeopd", "neuro_sim"):
             raise
-        from spikeopd.errors import BackendMissing
+        from spikeopd.errors import BackendMissing, install_command
 
         raise BackendMissing(
             f"reading a checkpoint needs torch and transformers ({error}); "
-            "install them with: pip install 'spikeopd[train]'"
+            f"install them with: {install_command('train')}"
         ) from error
     globals()[name] = value
     return value

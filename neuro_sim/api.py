@@ -13,7 +13,7 @@ from neuro_sim.decode import Decoder, Loop, Notify, Result, Sampling, postponed_
 from neuro_sim.decode import generate as decode
 from neuro_sim.raster import SelectedTrace, parse_sites
 from neuro_sim.runfile import build_run, bundle_identity, summary
-from neuro_sim.text import Pieces, read_text
+from neuro_sim.text import Pieces, Text, read_text
 from neuro_sim.verify import agreement, compare
 from spikeopd import contracts
 from spikeopd.contracts import Activity, ModelShape, Precision, SpikeTrace, bundle, parse_run
@@ -23,10 +23,10 @@ Prompt = str | Sequence[int]  # text, or token numbers
 
 
 class Bundle:
-    """An exported folder, opened but not loaded: its manifest, sizes and tokenizer."""
+    """An exported folder, or a shipped one by its name, opened but not loaded: its manifest, sizes and tokenizer."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = bundle.bundle_folder(folder)
         self.manifest = bundle.read_manifest(self.folder)
         self.shape: ModelShape = bundle.manifest_shape(self.manifest)
         self.precision: Precision = self.manifest["precision"]
@@ -83,15 +83,22 @@ class Generation:
     """
 
     def __init__(
-        self, model: Model, result: Result, sampling: Sampling, eos: int | None, traces: Sequence[SpikeTrace | None]
+        self,
+        model: Model,
+        result: Result,
+        sampling: Sampling,
+        eos: int | None,
+        traces: Sequence[SpikeTrace | None],
+        stop: Sequence[str] = (),
     ) -> None:
-        self.model, self.result, self.sampling, self.eos = model, result, sampling, eos
+        self.model, self.result, self.sampling, self.eos, self.stop = model, result, sampling, eos, stop
         self.sequences = result.sequences
         self.traces = [trace for trace in traces if trace is not None]
 
     @property
     def texts(self) -> list[str]:
-        return [self.model.bundle.text.decode(sequence.generated_tokens) for sequence in self.sequences]
+        text = self.model.bundle.text
+        return [Pieces(text, self.stop).next(sequence.generated_tokens, final=True) for sequence in self.sequences]
 
     @property
     def text(self) -> str:
@@ -149,7 +156,8 @@ class Generation:
         decoder = BACKENDS[name].open(mine.decoder.model, mine.running)
         try:
             prompts = [sequence.prompt_tokens for sequence in self.sequences]
-            theirs = decode(decoder, prompts, self.sampling, self.eos, None, their_traces)
+            pieces = make_pieces(mine.bundle.text, self.stop, len(prompts))
+            theirs = decode(decoder, prompts, self.sampling, self.eos, None, their_traces, pieces)
         finally:
             decoder.close()
         if not theirs.complete:
@@ -201,21 +209,27 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
     trace: str | None = None,
     notify: Notify | None = None,
 ) -> Generation:
     """Continue a prompt (text or token numbers), or several side by side.
 
-    temperature 0 is greedy; top_k 0 and top_p 1 keep every token. The same bundle, prompt and seed give the same
-    tokens on every integer backend, on any number of threads, alone or beside other prompts.
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token, repetition_penalty 1 changes nothing. A
+    text ends before the first of the strings `stop`. The same bundle, prompt and seed give the same tokens on every
+    integer backend, on any number of threads, alone or beside other prompts.
     trace: sites whose spikes to keep: "all", or a list like "embed,0.q,*.h". notify is called for every new token.
     """
     prompts = [_tokens(model, one) for one in _several(prompt)]
-    sampling = Sampling(temperature, top_k, top_p, seed, max_new_tokens)
+    sampling = Sampling(temperature, top_k, top_p, seed, max_new_tokens, min_p, repetition_penalty)
     eos = None if ignore_eos else model.bundle.text.eos
-    traces = make_traces(trace, model.bundle.shape, len(prompts))
-    return Generation(model, decode(model.decoder, prompts, sampling, eos, notify, traces), sampling, eos, traces)
+    traces, stop = make_traces(trace, model.bundle.shape, len(prompts)), check_stop(stop)
+    pieces = make_pieces(model.bundle.text, stop, len(prompts))
+    result = decode(model.decoder, prompts, sampling, eos, notify, traces, pieces)
+    return Generation(model, result, sampling, eos, traces, stop)
 
 
 class Stream:
@@ -224,10 +238,13 @@ class Stream:
     `result` is the `Generation` so far, complete when the iteration has ended.
     """
 
-    def __init__(self, model: Model, tokens: list[int], sampling: Sampling, eos: int | None) -> None:
-        self._loop = Loop(model.decoder, [tokens], sampling, eos)
-        self._pieces = Pieces(model.bundle.text)
-        self.result = Generation(model, self._loop.result, sampling, eos, [])
+    def __init__(
+        self, model: Model, tokens: list[int], sampling: Sampling, eos: int | None, stop: tuple[str, ...]
+    ) -> None:
+        pieces = make_pieces(model.bundle.text, stop, 1)
+        self._loop = Loop(model.decoder, [tokens], sampling, eos, pieces=pieces)
+        self._pieces = Pieces(model.bundle.text, stop)
+        self.result = Generation(model, self._loop.result, sampling, eos, [], stop)
 
     def __iter__(self) -> Iterator[str]:
         events = self._loop.events()
@@ -255,11 +272,27 @@ def stream(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
 ) -> Stream:
     """Like `generate` for one prompt, but text comes as it is decoded: `for piece in neuro_sim.stream(...)`."""
-    sampling = Sampling(temperature, top_k, top_p, seed, max_new_tokens)
-    return Stream(model, _tokens(model, prompt), sampling, None if ignore_eos else model.bundle.text.eos)
+    sampling = Sampling(temperature, top_k, top_p, seed, max_new_tokens, min_p, repetition_penalty)
+    eos = None if ignore_eos else model.bundle.text.eos
+    return Stream(model, _tokens(model, prompt), sampling, eos, check_stop(stop))
+
+
+def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(strings):
+        raise ConfigError("stop: an empty string would stop before the first token; leave it out")
+    return strings
+
+
+def make_pieces(text: Text, stop: Sequence[str], count: int) -> list[Pieces]:
+    """What looks for stop strings, one for each sequence; nothing where there are none."""
+    return [Pieces(text, stop) for _ in range(count if stop else 0)]
 
 
 def make_traces(sites: str | None, shape: ModelShape, count: int) -> list[SpikeTrace | None]:

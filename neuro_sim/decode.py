@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from neuro_sim.text import Pieces
 from spikeopd.contracts import Activity, ModelShape, SpikeModel, SpikeTrace
 from spikeopd.errors import InputError
 from spikeopd.sampling import Sampling as Sampling
@@ -24,7 +25,7 @@ from spikeopd.sampling import choose as choose
 from spikeopd.sampling import generators as generators
 
 Array = NDArray[Any]
-Stopped = Literal["length", "eos", "context", "interrupted"]
+Stopped = Literal["length", "eos", "stop", "context", "interrupted"]
 PHASES = ("prompt", "generation")
 MAX_BATCH = 32  # sequences decoded side by side; more are taken in turns
 PROMPT_CHUNK = 128  # prompt tokens fed before the progress is reported and Ctrl-C is looked at
@@ -152,9 +153,11 @@ def generate(
     eos_token_id: int | None = None,
     notify: Notify | None = None,
     traces: Sequence[SpikeTrace | None] | None = None,
+    pieces: Sequence[Pieces] = (),
 ) -> Result:
-    """Continue every prompt until a stop: `length`, `eos`, `context` (no room left), or `interrupted` (Ctrl-C)."""
-    loop = Loop(decoder, prompts, sampling or Sampling(), eos_token_id, traces)
+    """Continue every prompt until a stop: `length`, `eos`, `stop` (a string of the caller's, met by one of `pieces`),
+    `context` (no room left), or `interrupted` (Ctrl-C)."""
+    loop = Loop(decoder, prompts, sampling or Sampling(), eos_token_id, traces, pieces)
     with postponed_interrupt() as interruption:
         try:
             for index, token in loop.events(interruption):
@@ -181,10 +184,11 @@ class Loop:
         sampling: Sampling,
         eos: int | None,
         traces: Sequence[SpikeTrace | None] | None = None,
+        pieces: Sequence[Pieces] = (),
     ) -> None:
         shape = decoder.model.shape
         check_prompts(shape, prompts)
-        self.decoder, self.sampling, self.eos = decoder, sampling, eos
+        self.decoder, self.sampling, self.eos, self.pieces = decoder, sampling, eos, pieces
         self.traces = list(traces or [None] * len(prompts))
         columns = ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")
         self.result = Result(
@@ -248,11 +252,14 @@ class Loop:
             sequence.stopped = "length"
             return
         started = time.perf_counter()
-        token = choose(logits, self.sampling, self.random[index])
+        seen = (sequence.prompt_tokens, sequence.generated_tokens)
+        token = choose(logits, self.sampling, self.random[index], seen)
         self.result.seconds["generation"] += time.perf_counter() - started
         sequence.generated_tokens.append(token)
         if token == self.eos:
             sequence.stopped = "eos"
+        elif self.pieces and self.met_stop(index):
+            sequence.stopped = "stop"
         elif len(sequence.generated_tokens) >= self.sampling.max_new_tokens:
             sequence.stopped = "length"
         elif sequence.fed >= self.decoder.model.shape.max_position_embeddings:
@@ -260,6 +267,11 @@ class Loop:
         else:
             pending[place] = token
         yield index, token
+
+    def met_stop(self, index: int) -> bool:
+        pieces = self.pieces[index]
+        pieces.next(self.result.sequences[index].generated_tokens)
+        return pieces.stopped
 
     def count(self, index: int, phase: str, activity: Activity) -> None:
         sequence, rows = self.result.sequences[index], self.result.per_token

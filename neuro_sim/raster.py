@@ -11,7 +11,7 @@ import numpy as np
 
 from spikeopd.contracts import EMBED_SITE, Array, ModelShape, SpikeTrace, ordered_sites
 from spikeopd.contracts.trace import site_name, stack_tokens
-from spikeopd.errors import BackendMissing, ConfigError, InputError
+from spikeopd.errors import BackendMissing, ConfigError, InputError, install_command
 from spikeopd.files import write_bytes
 
 MAX_PANELS = 12
@@ -60,9 +60,7 @@ def plot_raster(path: Path | str, trace: SpikeTrace, num_heads: int, labels: Seq
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as error:
-        raise BackendMissing(
-            'the raster plot needs matplotlib; install it with: pip install "spikeopd[viz]"'
-        ) from error
+        raise BackendMissing(f"the raster plot needs matplotlib; install it with: {install_command('viz')}") from error
     if not trace.sites:
         raise InputError("the trace is empty: no token was fed")
     keys = list(trace.sites)[:MAX_PANELS]

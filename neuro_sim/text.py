@@ -53,19 +53,45 @@ class Text:
 
 
 class Pieces:
-    """The text of one sequence piece by piece, as its tokens come."""
+    """The text of one sequence piece by piece, as its tokens come, up to the first of the `stop` strings.
 
-    def __init__(self, text: Text) -> None:
-        self.text = text
-        self.given = ""
+    `stopped` tells that one was met; neither it nor what follows is ever given.
+    """
+
+    def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
+        self.text, self.stop = text, tuple(stop)
+        self.stopped = False
+        self.held = ""  # decoded, but perhaps the beginning of a stop string
+        # Only a window is decoded again: the tokens behind those of the last piece (a space in front may be dropped).
+        self._before, self._given = 0, 0
 
     def next(self, tokens: Sequence[int], final: bool = False) -> str:
         """What is new. A character may span tokens, so an unfinished one waits until the end."""
-        text = self.text.decode(tokens)
-        if (text.endswith(UNFINISHED) and not final) or not text.startswith(self.given):
+        if self.stopped:
             return ""
-        piece, self.given = text[len(self.given) :], text
-        return piece
+        old, text = (self.text.decode(tokens[self._before : end]) for end in (self._given, len(tokens)))
+        piece = ""
+        if len(text) > len(old) and (final or not text.endswith(UNFINISHED)):
+            piece, self._before, self._given = text[len(old) :], self._given, len(tokens)
+        if not self.stop:
+            return piece
+        whole = self.held + piece
+        places = [place for place in map(whole.find, self.stop) if place >= 0]
+        self.stopped = bool(places)
+        ready = min(places) if places else len(whole) if final else len(whole) - _beginning(whole, self.stop)
+        self.held = whole[ready:]
+        return whole[:ready]
+
+
+def _beginning(text: str, stop: Sequence[str]) -> int:
+    """Characters at the end of a text that may be the beginning of a stop string."""
+    longest = min(len(text), max(map(len, stop)) - 1)
+    return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stop)), 0)
+
+
+def continue_chat(messages: Sequence[str]) -> str:
+    """The plain template of a model that knows no roles: what was said, line after line, to be continued."""
+    return "\n".join(messages)
 
 
 def read_text(folder: Path, manifest: Mapping[str, Any]) -> Text:

@@ -49,10 +49,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "spikeopd":
             raise
-        from spikeopd.errors import BackendMissing
+        from spikeopd.errors import BackendMissing, install_command
 
         raise BackendMissing(
-            f"training needs torch and transformers ({error}); install them with: pip install 'spikeopd[train]'"
+            f"training needs torch and transformers ({error}); install them with: {install_command('train')}"
         ) from error
     globals()[name] = value
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import sys
@@ -90,6 +91,21 @@ def printable(text: str) -> str:
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def install_command(extra: str) -> str:
+    """How to install an extra, as it was installed here: from a clone or by name."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        source = json.loads(distribution("spikeopd").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, OSError, ValueError):
+        source = {}
+    path = str(source.get("url", "")).removeprefix("file://") if "dir_info" in source else ""
+    if not path:
+        return f"pip install 'spikeopd[{extra}]'"
+    editable = "-e " if source["dir_info"].get("editable") else ""
+    return f"pip install {editable}'{path}[{extra}]'"
 
 
 def say(line: str) -> None:

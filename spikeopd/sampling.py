@@ -1,4 +1,4 @@
-"""The next token of every decoder: temperature, top-k, top-p, and one uniform number through the inverse distribution.
+"""The next token of every decoder: penalty, temperature, top-k, top-p, min-p, one uniform number through the inverse.
 
 numpy only; the simulator, the evaluation and Stage 2 draw from here. A sequence never depends on the batch, the
 micro-batch or the rank that it is decoded in, because its random numbers are keyed by what it is:
@@ -28,13 +28,19 @@ ROWS, ROLLOUTS = 0xE7A1, 0x5B1CE  # keep the streams apart from each other and f
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
+    """How the next token is chosen. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token.
+
+    min_p               drops tokens less likely than this share of the likeliest
+    repetition_penalty  divides the positive logits of tokens seen before and multiplies the negative ones; 1 is off
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
     max_new_tokens: int = 64
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         problems = []
@@ -44,6 +50,10 @@ class Sampling:
             problems.append(f"top-k must be 0 (off) or more, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             problems.append(f"top-p must be above 0 and at most 1, got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            problems.append(f"min-p must lie between 0 (off) and 1, got {self.min_p}")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            problems.append(f"repetition-penalty must be above 0 (1 is off), got {self.repetition_penalty}")
         if not 0 <= self.seed <= LARGEST_SEED:
             problems.append(f"seed must lie between 0 and 2^63 - 1, got {self.seed}")
         if self.max_new_tokens < 0:
@@ -52,8 +62,15 @@ class Sampling:
             raise ConfigError("; ".join(problems))
 
 
-def choose(logits: Array, sampling: Sampling, generator: np.random.Generator) -> int:
-    """The next token. Ties go to the lower token number, so the choice is the same everywhere."""
+def choose(
+    logits: Array, sampling: Sampling, generator: np.random.Generator, seen: Sequence[Sequence[int]] = ()
+) -> int:
+    """The next token. Ties go to the lower token number, so the choice is the same everywhere.
+
+    seen: prompt and text so far, for the penalty on repetition.
+    """
+    if sampling.repetition_penalty != 1:
+        logits = _penalised(logits, sampling.repetition_penalty, seen)
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     logits = logits.astype(np.float64, copy=False)
@@ -68,9 +85,19 @@ def choose(logits: Array, sampling: Sampling, generator: np.random.Generator) ->
         reached = np.cumsum(weights[order]) >= sampling.top_p * weights.sum()
         keep = np.sort(order[: int(np.argmax(reached)) + 1])
         candidates, weights = candidates[keep], weights[keep]
+    if sampling.min_p > 0:
+        keep = np.flatnonzero(weights >= sampling.min_p)  # the likeliest has weight 1
+        candidates, weights = candidates[keep], weights[keep]
     cumulative = np.cumsum(weights)
     place = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
     return int(candidates[min(int(place), candidates.size - 1)])
+
+
+def _penalised(logits: Array, penalty: float, seen: Sequence[Sequence[int]]) -> Array:
+    tokens = np.unique(np.concatenate([np.asarray(part, np.int64) for part in (*seen, ())]))
+    logits = logits.astype(np.float64)  # a copy
+    logits[tokens] = np.where(logits[tokens] > 0, logits[tokens] / penalty, logits[tokens] * penalty)
+    return logits
 
 
 def _largest(logits: Array, count: int) -> Array:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spikeopd.contracts.topology import SIZES, parse_shape
-from spikeopd.errors import BackendMissing, InputError, short
+from spikeopd.errors import BackendMissing, InputError, install_command, short
 from spikeopd.files import find_model, read_json, regular_size
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
         from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
     except ImportError as error:
         raise BackendMissing(
-            f"student {folder}: needs torch and transformers ({error}): pip install 'spikeopd[train]'"
+            f"student {folder}: needs torch and transformers ({error}): {install_command('train')}"
         ) from error
     no_bars()
     try:

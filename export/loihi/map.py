@@ -12,7 +12,7 @@ from export.loihi.placement import SOURCES, Core, Limits, cache_bytes, place
 from export.loihi.rules import Design, Violation, check_all
 from spikeopd.contracts import SpikeModel
 from spikeopd.contracts.bundle import load_bundle, manifest_shape, read_manifest
-from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write
+from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write, install_command
 from spikeopd.files import write_bytes
 
 MAP_SCHEMA = "spikeopd.loihi-map/1"
@@ -108,7 +108,7 @@ def picture(cores: Sequence[Core], limits: Limits, title: str) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch, Rectangle
     except ImportError as error:
-        raise BackendMissing("--picture needs matplotlib; install it with: pip install 'spikeopd[viz]'") from error
+        raise BackendMissing(f"--picture needs matplotlib; install it with: {install_command('viz')}") from error
     columns = 16
     chips = cores[-1].chip + 1
     rows = -(-limits.chip_cores // columns)

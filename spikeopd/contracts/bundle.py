@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 import stat
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ SCHEMA = "spikeopd.bundle"
 # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site; 4: a quantised twin, activations as counts
 VERSIONS = (1, 2, 4)
 MANIFEST = "manifest.json"
+SHIPPED = Path(__file__).parents[1] / "assets" / "bundles"
 MODEL_FILES = ("model.nir", "arrays.h5")
 BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
 NETX_FILE = re.compile(r"netx_layer\d{3}_(q|k|v|o|ffn)\.h5")
@@ -201,12 +203,24 @@ def assemble(
 # --- manifest --------------------------------------------------------------------------------------------------------
 
 
+def shipped_bundles() -> dict[str, Path]:
+    """Bundles that come with the package, by name."""
+    found = SHIPPED.iterdir() if SHIPPED.is_dir() else ()
+    return {folder.name: folder for folder in sorted(found) if (folder / MANIFEST).is_file()}
+
+
+def bundle_folder(path: Path | str) -> Path:
+    """The folder of a bundle: the path itself, or a shipped bundle's where no such path exists but the name does."""
+    return Path(path) if os.path.lexists(path) else shipped_bundles().get(str(path), Path(path))
+
+
 def read_manifest(path: Path | str) -> dict[str, Any]:
     """The checked manifest of a bundle folder. Array entries are checked by `load_bundle`, which needs the files."""
-    folder = Path(path)
+    folder = bundle_folder(path)
     if not folder.is_dir():
+        shipped = f" Shipped: {', '.join(shipped_bundles())}." if shipped_bundles() else ""
         raise InputError(
-            f"bundle {folder}: no such folder; make one with `spikeopd-export CHECKPOINT --output {folder}`"
+            f"bundle {folder}: no such folder; make one with `spikeopd-export CHECKPOINT --output {folder}`.{shipped}"
         )
     file = folder / MANIFEST
     if not file.exists() and find_model(folder) is not None:
@@ -314,7 +328,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
     place: moves arrays to where a backend wants them, entry by entry and before anybody else sees them, so that large
     weights are never in memory twice.
     """
-    folder = Path(path)
+    folder = bundle_folder(path)
     manifest = read_manifest(folder)
     shape, precision = manifest_shape(manifest), manifest["precision"]
     sizes = _check_files(folder, manifest["files"], check_hashes)

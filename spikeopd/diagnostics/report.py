@@ -9,7 +9,7 @@ from typing import Any
 
 from spikeopd.diagnostics import dynamics
 from spikeopd.diagnostics.dynamics import Paired
-from spikeopd.errors import BackendMissing
+from spikeopd.errors import BackendMissing, install_command
 from spikeopd.files import write_bytes
 
 # Figures 1 and 2 and App. B of the paper; what is only drawn there is not repeated here.
@@ -96,7 +96,7 @@ def pyplot() -> Any:
         matplotlib.rcParams["svg.hashsalt"] = "spikeopd"  # the same figure is the same file
         import matplotlib.pyplot as plot
     except ImportError as error:
-        raise BackendMissing("figures need matplotlib; install it with: pip install 'spikeopd[viz]'") from error
+        raise BackendMissing(f"figures need matplotlib; install it with: {install_command('viz')}") from error
     return plot
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spikeopd.arguments import PRECISIONS
-from spikeopd.errors import BackendMissing, InputError
+from spikeopd.contracts.bundle import shipped_bundles
+from spikeopd.errors import BackendMissing, InputError, install_command
 from spikeopd.evaluation.scoring import Scorer
 from spikeopd.files import find_model
 from spikeopd.sampling import generators, row_generators
@@ -44,7 +45,7 @@ def open_model(name: str, *, tokenizer: str | None = None, device: str | None = 
 
     A folder with manifest.json is a bundle; a folder with config.json is a Hugging Face model, and a run folder of
     spikeopd-train stands for the one in `final/`, else in `stage1/final/`; `tiny` and `tiny-rule` are the shipped
-    teachers; anything else is a name on the hub.
+    teachers, `stories` a shipped bundle; anything else is a name on the hub.
     """
     path = _folder(name)
     if path is not None and (path / "manifest.json").is_file():
@@ -73,6 +74,8 @@ def _folder(name: str) -> Path | None:
         from importlib import resources
 
         return Path(str(resources.files("spikeopd").joinpath("assets", name)))
+    if not path.exists() and name in shipped_bundles():
+        return shipped_bundles()[name]
     if path.is_file():
         if path.suffix == ".gguf":
             return path
@@ -100,7 +103,7 @@ def _open_torch(name: str, path: Path | None, tokenizer: str | None, device: str
         from spikeopd.models.teacher import fingerprint, load_teacher
     except ImportError as error:
         raise BackendMissing(
-            f"model {name}: a checkpoint needs torch and transformers ({error}): pip install 'spikeopd[train]'"
+            f"model {name}: a checkpoint needs torch and transformers ({error}): {install_command('train')}"
         ) from error
     no_bars()
     where = str(path) if path is not None else name

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spikeopd.errors import BackendMissing, ConfigError, InputError
+from spikeopd.errors import BackendMissing, ConfigError, InputError, install_command
 from spikeopd.evaluation import paper
 from spikeopd.evaluation.models import Model
 from spikeopd.evaluation.scoring import Limits
@@ -66,7 +66,7 @@ def evaluate(
         from spikeopd.evaluation.adapter import HarnessLM
     except ImportError as error:
         raise BackendMissing(
-            f"zero-shot tasks need lm-evaluation-harness ({error}): pip install 'spikeopd[eval]'"
+            f"zero-shot tasks need lm-evaluation-harness ({error}): {install_command('eval')}"
         ) from error
     lm = HarnessLM(model.scorer, model.tokenizer, limits, progress)
     with _silent(), tempfile.TemporaryDirectory(prefix="spikeopd-eval-") as folder:

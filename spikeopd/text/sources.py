@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from spikeopd.errors import BackendMissing, InputError, short
+from spikeopd.errors import BackendMissing, InputError, install_command, short
 from spikeopd.files import parse_json
 from spikeopd.text import python_docs
 from spikeopd.text.guard import benchmark_name, benchmark_record, refuse
@@ -192,9 +192,7 @@ class ParquetFiles(_Files):
             import pyarrow
             import pyarrow.parquet as parquet
         except ImportError as error:
-            raise BackendMissing(
-                f"{self.name}: reading Parquet needs pyarrow: pip install 'spikeopd[train]'"
-            ) from error
+            raise BackendMissing(f"{self.name}: reading Parquet needs pyarrow: {install_command('train')}") from error
         try:
             file = parquet.ParquetFile(path)
         except (pyarrow.ArrowException, OSError) as error:
@@ -301,7 +299,7 @@ class HubDataset:
             import datasets
             import huggingface_hub
         except ImportError as error:
-            raise BackendMissing(f"{self.name}: streaming needs datasets: pip install 'spikeopd[train]'") from error
+            raise BackendMissing(f"{self.name}: streaming needs datasets: {install_command('train')}") from error
         revision = self.revision or None
         try:
             # Asked first because it fails within seconds when there is no network; streaming would retry for minutes.

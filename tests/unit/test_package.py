@@ -18,6 +18,7 @@ COMMANDS = {
     "spikeopd-export": "export.cli",
     "spikeopd-run-lava": "neuro_sim.cli",
     "spikeopd-energy": "energy.cli",
+    "spikeopd-serve": "neuro_sim.serve.cli",
 }
 
 
@@ -33,7 +34,7 @@ def test_importing_the_packages_imports_nothing_heavy():
 
 def test_deployment_side_imports_no_torch():
     code = "import sys, pkgutil, importlib, neuro_sim, energy\n"
-    code += "skip = ('.lava',)\n"
+    code += "skip = ('.lava', '.serve.app')\n"
     code += "for p in (neuro_sim, energy):\n"
     code += " for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.'):\n"
     code += "  if not any(s in m.name for s in skip): importlib.import_module(m.name)\n"

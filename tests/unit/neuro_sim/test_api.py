@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from export.bundle_writer import BundleOptions, write_bundle
 from neuro_sim import backends
 from neuro_sim.backends import Backend, Running, pick_backend
 from neuro_sim.dense import DenseDecoder
-from spikeopd.contracts import SpikeModel, load_run, parse_run
+from spikeopd.contracts import SpikeModel, bundle, load_run, parse_run
 from spikeopd.errors import ConfigError, InputError
 
 
@@ -51,6 +52,26 @@ def test_load_and_generate(written: Path, model: SpikeModel) -> None:
         neuro_sim.load(written, "dense"), numbers, max_new_tokens=5, temperature=0.7, seed=3, ignore_eos=True
     )
     assert oracle.tokens == result.tokens and oracle.activity.to_dict() == result.activity.to_dict()
+
+
+def test_a_shipped_bundle_is_found_by_its_name(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(written, tmp_path / "shipped" / "tales")
+    (tmp_path / "shipped" / "not-a-bundle").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(bundle, "SHIPPED", tmp_path / "shipped")
+    assert list(bundle.shipped_bundles()) == ["tales"]
+    by_name, by_path = (neuro_sim.load(found, threads=1) for found in ("tales", written))
+    assert neuro_sim.generate(by_name, "abc", max_new_tokens=3).text == (
+        neuro_sim.generate(by_path, "abc", max_new_tokens=3).text
+    )
+    with pytest.raises(InputError, match=r"bundle tails: no such folder; make one with .* Shipped: tales\."):
+        neuro_sim.load("tails")
+    (tmp_path / "elsewhere" / "tales").mkdir()  # a folder of that name comes first
+    with pytest.raises(InputError, match="tales"):
+        neuro_sim.load("tales")
 
 
 def test_several_prompts(written: Path) -> None:

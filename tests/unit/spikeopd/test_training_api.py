@@ -37,7 +37,8 @@ def test_without_torch_the_install_command_is_named():
     code = "import sys; sys.modules['torch'] = None; from spikeopd.cli import main; sys.exit(main(['--dry-run']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 4 and "Traceback" not in done.stderr
-    assert "training needs torch and transformers" in done.stderr and "pip install 'spikeopd[train]'" in done.stderr
+    assert "training needs torch and transformers" in done.stderr
+    assert "pip install" in done.stderr and "[train]'" in done.stderr
 
 
 def test_a_run_from_python_gives_its_numbers_and_places(tmp_path, capfd):
