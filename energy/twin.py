@@ -174,6 +174,7 @@ def break_even_rows(subject: Subject) -> list[dict[str, Any]]:
                 curve = uniform_curve(work.shape, work.tokens, work.keys, placement, student.tally_of)
                 counted = rival.tally_of(work)
                 each = _per(total(counted, placement), counted.tokens)
+                other: Callable[[float], float]
                 if rival.fixed:
                     other = partial(_constant, (each or 0.0) * work.tokens)
                 else:

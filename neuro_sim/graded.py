@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuro_sim import dense
 from neuro_sim.dense import DenseDecoder, spread_map
 from spikeopd.contracts import Activity, Site, SpikeModel
 from spikeopd.errors import ConfigError
@@ -87,7 +88,7 @@ class GradedDecoder(DenseDecoder):
 
 def oracle(model: SpikeModel) -> DenseDecoder:
     """The slow simulator that a model's neuron needs."""
-    return GradedDecoder(model) if model.shape.graded else DenseDecoder(model)
+    return GradedDecoder(model) if model.shape.graded else dense.DenseDecoder(model)
 
 
 def refuse_graded(backend: str) -> None:

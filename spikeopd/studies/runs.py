@@ -37,7 +37,7 @@ TRAINING_VERSION = 2  # raise it when a method trains otherwise
 SPENDING_VERSION = 1  # raise it when `spending.measure` counts otherwise
 VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
 # Options that came after the first keys: at these values a run is the one it was without them.
-YOUNGER = {"model.neuron": "lif", "stage2.divergence": "forward_kl"} | {
+YOUNGER: dict[str, Any] = {"model.neuron": "lif", "stage2.divergence": "forward_kl"} | {
     f"{stage}.{name}": value
     for stage in ("stage1", "stage2")
     for name, value in (("rate_target", []), ("rate_coef", 30.0), ("rate_warmup", 0.5))

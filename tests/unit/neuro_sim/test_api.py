@@ -54,9 +54,7 @@ def test_load_and_generate(written: Path, model: SpikeModel) -> None:
     assert oracle.tokens == result.tokens and oracle.activity.to_dict() == result.activity.to_dict()
 
 
-def test_a_shipped_bundle_is_found_by_its_name(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_bundle_is_found_by_its_name(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(written, tmp_path / "shipped" / "tales")
     (tmp_path / "shipped" / "not-a-bundle").mkdir()
     (tmp_path / "elsewhere").mkdir()

@@ -107,6 +107,7 @@ def test_resumes_bit_for_bit(tmp_path, monkeypatch):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 def test_rates_fall_to_the_target(tmp_path):
     rates = []
     for target in ("[]", "[0.08]"):
