@@ -72,6 +72,7 @@ class Result:
     seconds: dict[str, float]
     complete: bool = False
     graded: bool = False  # of a quantised twin, whose synapses multiply
+    chip: dict[str, Any] | None = None  # what a backend that simulates a chip measured
 
     @property
     def activity(self) -> Activity:
@@ -198,6 +199,8 @@ class Loop:
             seconds=dict.fromkeys(PHASES, 0.0),
             graded=shape.graded,
         )
+        if begin := getattr(decoder, "begin", None):  # some backends are built for a length
+            begin(max(map(len, prompts)) + max(0, sampling.max_new_tokens - 1))
         self.random = generators(prompts, sampling.seed)
         # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.
         self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.steps), np.int64)
@@ -288,6 +291,8 @@ class Loop:
 
     def finish(self) -> None:
         """sops_unmasked, now that the lengths are known: every query spike of a sequence against all of its tokens."""
+        if measured := getattr(self.decoder, "measured", None):
+            self.result.chip = measured()
         for index, sequence in enumerate(self.result.sequences):
             for place, phase in enumerate(PHASES):
                 self.result.phases[phase].sops_unmasked += self.queries[index, place] * sequence.fed

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from neuro_sim import dense
 from neuro_sim.dense import DenseDecoder, spread_map
-from spikeopd.contracts import Activity, Site, SpikeModel
+from spikeopd.contracts import Activity, Site, SpikeModel, row_bytes
 from spikeopd.errors import ConfigError
 
 Array = NDArray[Any]
@@ -68,7 +68,8 @@ class GradedDecoder(DenseDecoder):
         return self._fire(activity, index, "r", weighted.sum(0).reshape(1, -1))
 
     def _project(self, activity: Activity, layer: int, component: str, spikes: Array, weight: Array) -> Array:
-        self._count(activity, layer, component, spikes > 0, weight.shape[1], weight.itemsize)
+        fan_out = weight.shape[1]
+        self._count(activity, layer, component, spikes > 0, fan_out, row_bytes(fan_out, self.model.precision))
         return np.asarray(spikes @ weight.astype(np.int64))
 
     def _add_gain(self, activity: Activity, layer: int, residual: Array, spikes: Array, gain: Array) -> Array:
@@ -78,12 +79,12 @@ class GradedDecoder(DenseDecoder):
     def _bias(self, bias: Array) -> Array:
         return np.asarray(bias.astype(np.int64) * self.model.shape.num_steps)
 
-    def _count(self, activity: Activity, layer: int, component: str, active: Array, fan_out: int, item: int) -> None:
-        """Products of the inputs that are not zero, and the bytes of their rows."""
-        rows = int(active.sum())
-        activity.sops[component][layer] += rows * fan_out
-        activity.additions[component][layer] += rows * fan_out
-        activity.bytes[component] += rows * fan_out * item
+    def _count(self, activity: Activity, layer: int, component: str, active: Array, fan_out: int, row: int) -> None:
+        """Products of the inputs that are not zero, and the bytes of their rows, `row` each."""
+        inputs = int(active.sum())
+        activity.sops[component][layer] += inputs * fan_out
+        activity.additions[component][layer] += inputs * fan_out
+        activity.bytes[component] += inputs * row
 
 
 def oracle(model: SpikeModel) -> DenseDecoder:

@@ -37,7 +37,7 @@ class BundleScorer:
         self.max_length = model.shape.max_position_embeddings
         self.vocab_size = model.shape.vocab_size
         self.precision = model.precision
-        spikes = model.precision == "int8" and not model.shape.graded
+        spikes = model.integer and not model.shape.graded
         self._decoder = EventDecoder(model) if spikes else None
         self.engine = "event" if spikes else "dense"
         self._model = self._decoder.model if self._decoder else model
