@@ -47,7 +47,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         parts = setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)
         pull = None if dial is None else whole_pull(run, dial, parts, update)
         for ids in run.micro_batches(parts):
-            target = run_teacher(setup.teacher, ids, internals=True)
+            target = run_teacher(setup.teacher, ids, internals=options.internals)
             if dial is None:
                 share, sums = run.call(objective.sums, ids, target, head, scale)
             else:
