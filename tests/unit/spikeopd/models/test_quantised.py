@@ -93,8 +93,8 @@ def test_twin_and_student_differ_in_the_neuron_alone(block):
     target = run_teacher(setups[0].teacher, torch.from_numpy(ids[0]), internals=True)
     for setup, student in zip(setups, students, strict=True):
         objective = spad.make_objective(setup, student)
-        sums = objective.sums(torch.from_numpy(ids[0]), target, output_table(setup.teacher))
-        sums.sum().backward()
+        loss, sums = objective.sums(torch.from_numpy(ids[0]), target, output_table(setup.teacher), [1.0] * 7)
+        loss.backward()
         assert torch.isfinite(sums).all() and sums[-2:].gt(0).all()
         trained = {name for name, p in student.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
         assert {"model.layers.0.q_proj.weight", "model.layers.1.fc2.weight", "model.embed_gain"} <= trained
