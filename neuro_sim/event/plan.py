@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from neuro_sim.event import constants
 from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.event.records import PLAN, WORK
+from neuro_sim.graded import refuse_graded
 from spikeopd.contracts import (
     LAYER_SITES,
     MEMBRANE_MAX,
@@ -336,6 +337,8 @@ def _map_biases(model: SpikeModel) -> tuple[Array, int]:
 def check_model(model: SpikeModel) -> None:
     """Refuse what the engine cannot compute exactly."""
     shape = model.shape
+    if shape.graded:
+        refuse_graded("event")
     if not model.integer:
         raise InputError("the event engine runs integer models only; use --backend dense for a float32 bundle")
     if not model.layers:
