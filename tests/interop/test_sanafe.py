@@ -18,8 +18,8 @@ from random_models import PLUS, random_model, random_shape
 
 import energy
 from export.quantize import lower
-from neuro_sim.dense import DenseDecoder
 from neuro_sim.decode import Sampling, generate
+from neuro_sim.dense import DenseDecoder
 from neuro_sim.event.engine import EventDecoder
 from neuro_sim.sanafe.decoder import NetworkDecoder
 from neuro_sim.sanafe.process import ADAPTER, ChipProcess, find_python
