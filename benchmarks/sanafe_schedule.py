@@ -1,7 +1,7 @@
 """Draws which neurons work in which step of a token, from networks written by `spikeopd-export --to sanafe`.
 
-    spikeopd-export BUNDLE --to sanafe --output network
-    python benchmarks/sanafe_schedule.py network [network ...] --output schedule.svg
+spikeopd-export BUNDLE --to sanafe --output network
+python benchmarks/sanafe_schedule.py network [network ...] --output schedule.svg
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def draw(folders: list[Path], output: Path) -> None:
                 axis.add_patch(
                     Rectangle((first + tau, place + 0.12), 0.94, 0.76, facecolor=COLOURS[kind], alpha=1 - 0.14 * tau)
                 )
-                axis.text(first + tau + 0.47, place + 0.52, str(tau + 1), ha="center", va="center", fontsize=7, color="w")
+                axis.text(
+                    first + tau + 0.47, place + 0.52, str(tau + 1), ha="center", va="center", fontsize=7, color="w"
+                )
         axis.set_xlim(0, SHOWN)
         axis.set_ylim(len(rows), 0)
         axis.set_xticks([step + 0.5 for step in range(SHOWN)], [str(step + 1) for step in range(SHOWN)], fontsize=7)
@@ -63,7 +65,11 @@ def draw(folders: list[Path], output: Path) -> None:
         axis.set_title(form, fontsize=9)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    titles = {"site": "the model's neurons, number = step τ", "gate": "gates: a product of two spikes", "relay": "relays"}
+    titles = {
+        "site": "the model's neurons, number = step τ",
+        "gate": "gates: a product of two spikes",
+        "relay": "relays",
+    }
     handles = [Patch(color=COLOURS[kind], label=title) for kind, title in titles.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     output.parent.mkdir(parents=True, exist_ok=True)
