@@ -15,7 +15,7 @@ SHOWN = 20  # steps
 
 
 def rows_of(about: dict) -> list[tuple[str, str, int, int]]:
-    """(label, kind, first start, last start): sites and gates with the same window share a row, relays one per chain."""
+    """(label, kind, first start, last start): sites and gates with the same window share a row, relays one a chain."""
     groups = [group for group in about["groups"] if group["start"] + 1 <= SHOWN]
     rows: dict[tuple, list] = {}
     for group in groups:
