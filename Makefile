@@ -14,6 +14,8 @@ TORCH ?= torch==2.13.0
 # Lava 0.10.0 needs numpy < 2.4 (docs/lava.md).
 NUMPY := "numpy>=1.26,<2.4"
 DEMO ?= demo
+# pip's own words are kept in a file and shown only if it fails: it warns of Lava's old pins each time (docs/lava.md).
+PIP = sh examples/quietly.sh $(VENV)/install.log $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --root-user-action=ignore
 PYTEST := $(BIN)/python -m pytest
 export HF_HUB_DISABLE_TELEMETRY := 1
 
@@ -27,15 +29,15 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "== environment: $(VENV) with $$($(PYTHON) --version)"
+	@echo "== environment: $(VENV) with $$($(PYTHON) --version); minutes the first time, nothing the second"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
 	@echo "== installing $(TORCH)"
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(TORCH) \
+	@$(PIP) $(TORCH) \
 		|| { echo "torch did not install. Choose another: make $(MAKECMDGOALS) TORCH=torch"; exit 2; }
 	@echo "== installing spikeopd with everything the demo and the tests use"
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e ".[train,lava,eval,viz,serve,dev]" $(NUMPY)
+	@$(PIP) -e ".[train,lava,eval,viz,serve,dev]" $(NUMPY)
 	@echo "== installing Lava"  # last and without its pins, which are older than what it works with (docs/lava.md)
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps --ignore-requires-python lava-nc==0.10.0
+	@$(PIP) --no-deps --ignore-requires-python lava-nc==0.10.0
 	@touch $@
 
 demo: install

@@ -69,6 +69,20 @@ def peers():
     return found
 
 
+def saved_bytes(function, current, threshold):
+    """Bytes that autograd keeps between forward and backward, each storage once, but for the input."""
+    seen = {}
+
+    def keep(x):
+        seen[x.untyped_storage().data_ptr()] = (x, x.untyped_storage().nbytes())  # held: addresses are used again
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        function(current, threshold)
+    seen.pop(current.untyped_storage().data_ptr(), None)
+    return sum(size for _, size in seen.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=4, default=(4, 4, 512, 768))
@@ -92,16 +106,20 @@ def main() -> None:
             old = best.setdefault(name, [9e9, 9e9])
             best[name] = [min(old[0], t1 - t0), min(old[1], t2 - t1)]
     base = sum(best["ours, compiled"])
+    saved = {name: saved_bytes(function, current, threshold) / 2**20 for name, function in candidates.items()}
     if arguments.json:
         print(
             json.dumps(
-                {name: {"forward_s": f, "backward_s": b, "ratio": (f + b) / base} for name, (f, b) in best.items()}
+                {
+                    name: {"forward_s": f, "backward_s": b, "ratio": (f + b) / base, "saved_mib": saved[name]}
+                    for name, (f, b) in best.items()
+                }
             )
         )
         return
-    print(f"{'implementation':24}{'forward ms':>12}{'backward ms':>13}{'ratio':>8}")
+    print(f"{'implementation':24}{'forward ms':>12}{'backward ms':>13}{'ratio':>8}{'saved MiB':>11}")
     for name, (f, b) in best.items():
-        print(f"{name:24}{f * 1e3:12.1f}{b * 1e3:13.1f}{(f + b) / base:8.1f}")
+        print(f"{name:24}{f * 1e3:12.1f}{b * 1e3:13.1f}{(f + b) / base:8.1f}{saved[name]:11.1f}")
 
 
 if __name__ == "__main__":

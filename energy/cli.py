@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energy.render import FORMATS
+from spikeopd.arguments import add_version
 from spikeopd.errors import InputError, run_command, say
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
         "rates and beside its dense teacher."
     )
     parser = _parser(argparse.ArgumentParser, PROG, about)
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (about, options) in _COMMANDS.items():
         command = _parser(commands.add_parser, name, about, help=about)

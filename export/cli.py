@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import export
+from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, check_writable, run_command
 
 PROG = "spikeopd-export"
@@ -50,6 +51,7 @@ def _export(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         source=args.source,
         calibrate=args.calibrate,
+        finetune=args.finetune,
         evaluation_tokens=args.evaluation_tokens,
         verification_tokens=args.verification_tokens,
         allow_lossy=args.allow_lossy,
@@ -92,6 +94,7 @@ def export_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -104,7 +107,12 @@ def export_parser() -> argparse.ArgumentParser:
         help="kind of bundle (default: nir); sanafe: not a bundle but a network for that simulator (docs/sanafe.md)",
     )
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
-    parser.add_argument("--precision", choices=("int8", "float32"), default="int8", help="default: int8, spike-exact")
+    parser.add_argument(
+        "--precision",
+        choices=("int8", "int4", "float32"),
+        default="int8",
+        help="default: int8; int8 and int4 are spike-exact",
+    )
     parser.add_argument(
         "--nir-profile",
         choices=("cell", "unrolled"),
@@ -138,6 +146,13 @@ def export_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="TOKENS",
         help="search each neuron's clipping scale on this many training tokens (default: 0, off)",
+    )
+    parser.add_argument(
+        "--finetune",
+        type=int,
+        default=0,
+        metavar="N",
+        help="teach the student its own answers with the integers of --precision for N updates (default: 0, off)",
     )
     parser.add_argument(
         "--evaluation-tokens",

@@ -112,8 +112,9 @@ class ModelConfig:
     scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
         "random",
-        "blocks start random or from the teacher (an OPT of the student's sizes); the token table comes from every "
-        "teacher of the student's width, positions and final LayerNorm from an OPT only; the run says what was copied",
+        "blocks start random or from the teacher (an OPT or a Llama of the student's sizes); the token table comes "
+        "from every teacher of the student's width, positions and final LayerNorm from an OPT, the final norm's gain "
+        "from a Llama; the run says what was copied",
     )
 
     def sizes(self) -> dict[str, int]:
@@ -158,6 +159,9 @@ class DataConfig:
         "tokens taken from each training source; null takes all, but streamed datasets need a limit",
         "not stated by the paper; 2 GB on disk",
         at_least=1,
+    )
+    max_prompt_tokens: int | None = opt(
+        None, "tokens taken from the source of the prompts; null is max_tokens", at_least=1
     )
     max_validation_tokens: int | None = opt(200_000, "tokens taken for validation; null takes all", at_least=1)
     cache_dir: str | None = opt(None, "token cache; null is $SPIKEOPD_CACHE or ~/.cache/spikeopd", harmless=True)
@@ -247,6 +251,9 @@ class TrainConfig:
     stage: Literal["1", "2", "both"] = opt("both", "stages to run")
     seed: int = opt(0, "seed of weights, batches and rollouts", at_least=0, at_most=2**63 - 1)
     precision: Literal["fp32", "bf16"] = opt("fp32", "autocast precision of the student")
+    gradients: Literal["fp32", "bf16"] = opt(
+        "fp32", "products for the gradients of the blocks, on a CPU; spikes stay exact"
+    )
     adam_beta1: float = opt(0.9, "first-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
     adam_beta2: float = opt(0.999, "second-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
     adam_epsilon: float = opt(1e-8, "epsilon of Adam", ADAM, above=0.0)

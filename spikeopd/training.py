@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from spikeopd.config import (
 from spikeopd.errors import DISK_FULL, ConfigError, InputError
 from spikeopd.methods import spad
 from spikeopd.methods.pretrain import PretrainOptions, pretrain
-from spikeopd.methods.setup import Setup, build, make_accelerator
+from spikeopd.methods.setup import Setup, build, make_accelerator, token_data
 from spikeopd.models.teacher import freeze
 from spikeopd.runlog import RunLog, environment, read_metrics
 from spikeopd.students import no_bars
@@ -98,6 +100,38 @@ def train(
             summary["stage2"] = method(config)(setup, log, start, resume=resume)
         log.summary(summary)
     return TrainingRun(folder, config, summary, main)
+
+
+def prepare_tokens(
+    recipe: str | Path | Config, overrides: Overrides = (), *, quiet: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Tokenise the text of a recipe into the token cache; returns tokens and documents of each part.
+
+    Several gigabytes of text take long, and under a launcher all processes would wait. Cut short, it goes on.
+    """
+    config = with_overrides(recipe, overrides) if isinstance(recipe, Config) else load_config(recipe, overrides)
+    tokenizer = load_tokenizer(config.data.tokenizer, config.data.framing)
+    with contextlib.nullcontext() if quiet else _lines():
+        found = token_data(config, tokenizer)
+    return {
+        name: {"source": data.source, "tokens": len(data), "documents": data.documents}
+        for name, data in found.items()
+        if data is not None
+    }
+
+
+@contextmanager
+def _lines() -> Iterator[None]:
+    """What the token cache reports, as lines on stderr."""
+    logger, handler = logging.getLogger("spikeopd"), logging.StreamHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ BACKEND = re.compile(r"[a-z][a-z0-9_-]{0,31}")  # a name of neuro_sim.backends.B
 PRECISIONS = get_args(Precision)
 STOPS = ("length", "eos", "stop", "context", "interrupted")
 SERIES = ("spikes", "sops", "macs", "bytes")
-RUN_LIMIT = 1 << 30  # bytes; a long run has a line of counts for each of its tokens
+RUN_LIMIT = 128 << 20  # bytes; a long run has a line of counts for each of its tokens
 _LARGEST = 2**62  # sums of a few of these still fit int64
 
 

@@ -13,8 +13,8 @@ from spikeopd import quality
 from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed
 from spikeopd.methods.run import CollapseGuard, Objective, Run
-from spikeopd.methods.setup import Setup, configured_student
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.methods.setup import Setup, check_alike, configured_student
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.models.teacher import fingerprint, freeze, output_table
 from spikeopd.rollout import Rollout, rollout, uniforms
 from spikeopd.runlog import RunLog
@@ -43,6 +43,9 @@ def load_pair(setup: Setup, student_path: str) -> tuple[BiSpikCLMForCausalLM, Bi
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
     reference = copy.deepcopy(student)
     freeze(reference)
+    for module in reference.modules():
+        if isinstance(module, SpikeLinear):
+            module.keep_snapped = False  # used once an update: its weights on the grid need not lie there twice
     return student, reference
 
 
@@ -59,6 +62,7 @@ class Adaptation(Run[Q]):
         super().__init__(setup, log, "stage2", policy, resume=resume, guard=guard, show=show)
         self.reference, self.watcher = reference, guard
         self.identity = {**self.identity, "student to start from": fingerprint(reference)}
+        check_alike(setup.accelerator, self.identity)
         self._frozen = {
             "teacher": (setup.teacher, self.identity["teacher"]),
             "reference": (reference, self.identity["student to start from"]),

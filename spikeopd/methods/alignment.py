@@ -11,6 +11,7 @@ STA   T^2 KL(teacher || student) of softened logits               HTA   cross-en
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,17 @@ from torch import Tensor, nn
 
 from spikeopd.config import Stage1Config
 from spikeopd.contracts import EMBED_SITE
-from spikeopd.losses import chunked, hard_token, head_map, layer_map, masked_square_error, soft_token
+from spikeopd.losses import (
+    hard_token,
+    head_map,
+    layer_map,
+    linear_sums,
+    masked_square_error,
+    soft_token,
+    square_errors,
+)
 from spikeopd.methods.run import Objective
-from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, OutputTable, Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
 
@@ -71,31 +80,62 @@ class Alignment(nn.Module):
         teacher_head: nn.Module,
         temperature: float,
         chunk: int,
+        scale: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        """(sum_i scale_i s_i, s): s are the sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of
+        running text: no padding), without gradient. A branch of scale 0 is not computed: its sum is 0.
+        """
+        use = dict(zip(BRANCHES, (value != 0 for value in scale), strict=True))
+        recorder = Recorder(
+            sites=(EMBED_SITE,) if use["EA"] else (),
+            observe=lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:5]),
+        )
+        features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state
+        loss, tokens = token_alignment(
+            student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[5:]
+        )
+        layers = torch.stack(recorder.observed).sum(0)
+        embedding = torch.zeros((), device=ids.device)
+        if use["EA"]:
+            rate = recorder.spikes[-1, EMBED_SITE].mean(0)
+            embedding = masked_square_error(self.embedding(rate), teacher.embeddings)
+        idle = () if use["EA"] else self.embedding.parameters()
+        if not (use["SFA_rate"] or use["SFA_cont"]):
+            idle = (*idle, *self.norm.parameters(), *self.feature.parameters())
+        # Data parallelism wants every parameter in the graph, if only with zeros.
+        loss = loss + layers[0] + scale[0] * embedding + sum(0.0 * parameter.sum() for parameter in idle)
+        return loss, torch.cat((embedding.detach()[None], layers[1:].detach(), tokens))
+
+    def layer_terms(
+        self,
+        student: BiSpikCLMForCausalLM,
+        layer: int,
+        spikes: Mapping[str, Tensor],
+        teacher: TeacherOutput,
+        scale: Sequence[float],
     ) -> Tensor:
-        """Sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of running text: no padding)."""
-        config = student.config
-        wanted = Recorder(sites=(EMBED_SITE, "a", "h"))
-        features = student.model(ids, use_cache=False, recorder=wanted).last_hidden_state
-        rates = {key: spikes.mean(0) for key, spikes in wanted.spikes.items()}
-        embedding = masked_square_error(self.embedding(rates[-1, EMBED_SITE]), teacher.embeddings)
-        attention = [torch.zeros((), device=ids.device)] * 2
-        feature = [torch.zeros((), device=ids.device)] * 2
-        causal = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).tril()
-        for layer, matched in enumerate(self.layers):
-            a_teacher = teacher.attentions[matched][:, self.heads]
+        """[loss, SAA_rate, SAA_cont, SFA_rate, SFA_cont] of one layer; only the first has a gradient. Called inside the
+        block, so that no map outlives its layer, and with gradient checkpointing none its recomputation.
+        """
+        config, matched, block = student.config, self.layers[layer], student.model.layers[layer]
+        total = torch.zeros(5, device=spikes["h"].device)
+        if scale[0] or scale[1]:
+            rate, a_teacher = spikes["a"].mean(0), teacher.attentions[matched][:, self.heads]
             proxy = rate_proxy(a_teacher, config.num_steps, map_threshold(student, layer), config.alpha)
-            attention[0] = attention[0] + masked_square_error(rates[layer, "a"], proxy, causal)
-            attention[1] = attention[1] + masked_square_error(rates[layer, "a"], a_teacher, causal)
-            h_teacher, h = teacher.hidden[matched], rates[layer, "h"]
+            causal = torch.ones(rate.shape[-2:], device=rate.device).tril()
+            loss, sums = square_errors(rate, (proxy, a_teacher), scale[:2], causal)
+            total = total + torch.cat((loss[None], sums, sums.new_zeros(2)))
+        if scale[2] or scale[3]:
+            h_teacher, h = teacher.hidden[matched], spikes["h"].mean(0)
             narrow = h_teacher if self.same_width else h_teacher @ self.to_student
-            s_h = student.model.layers[layer].neurons("h")
+            s_h = block.neurons("h")
             driven = narrow if s_h.bias is None else narrow + s_h.bias
             proxy = rate_proxy(driven, config.num_steps, s_h.threshold, config.alpha)
+            rates, rate_sum = square_errors(h, (proxy,), scale[2:3])
             aligned = self.norm[layer](self.feature[layer](h))
-            feature[0] = feature[0] + masked_square_error(h, proxy)
-            feature[1] = feature[1] + masked_square_error(aligned, h_teacher)
-        tokens = token_alignment(student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk)
-        return torch.stack((embedding, *attention, *feature, *tokens))
+            values, value_sum = square_errors(aligned, (h_teacher,), scale[3:4])
+            total = total + torch.cat(((rates + values)[None], rate_sum.new_zeros(2), rate_sum, value_sum))
+        return total
 
 
 def map_threshold(student: BiSpikCLMForCausalLM, layer: int) -> Tensor:
@@ -114,28 +154,36 @@ class SpADObjective(Objective):
         super().__init__(student, chunk)
         self.alignment, self.temperature = Alignment(student.config, teacher), temperature
 
-    def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
-        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk)
+    def sums(
+        self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module, scale: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk, scale)
 
 
 def token_alignment(
-    student_head: nn.Module,
+    student_head: OutputTable,
     teacher_head: nn.Module,
     student: Tensor,
     teacher: Tensor,
     ids: Tensor,
     temperature: float,
     chunk: int,
-) -> Tensor:
-    """(STA, HTA) sums over the positions that have a next token; logits exist one chunk at a time."""
+    scale: Sequence[float],
+) -> tuple[Tensor, Tensor]:
+    """(loss, (STA, HTA)) sums over the positions that have a next token; logits exist one chunk at a time."""
+    soft, hard = scale
 
-    def part(q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
-        logits = student_head(q).float()
-        with torch.no_grad():
-            target = teacher_head(p).float()
-        return torch.stack((soft_token(logits, target, temperature), hard_token(logits, labels)))
+    def part(logits: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        zero = logits.new_zeros(())
+        if soft:
+            with torch.no_grad():
+                target = teacher_head(p).float()
+        return torch.stack(
+            (soft_token(logits, target, temperature) if soft else zero, hard_token(logits, labels) if hard else zero)
+        )
 
-    return chunked(part, chunk, student[:, :-1].flatten(0, 1), teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    affine = student_head.affine(student[:, :-1].flatten(0, 1))
+    return linear_sums(part, scale, chunk, affine, teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def branch_sizes(student: BiSpikCLMConfig, teacher: TeacherShape, rows: int, length: int) -> Tensor:
@@ -171,3 +219,9 @@ def branch_weights(options: Stage1Config) -> Tensor:
         ],
         dtype=torch.float64,
     )
+
+
+def logged_branches(means: Tensor, weights: Tensor) -> dict[str, float]:
+    """The branches that were computed: those with a weight."""
+    found = zip(BRANCHES, means.tolist(), weights.tolist(), strict=True)
+    return {name: value for name, value, weight in found if weight}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spikeopd import registry
 from spikeopd.config import Stage2Config
-from spikeopd.losses import chunked, reverse_kl, spike_coefficients
+from spikeopd.losses import linear_sums, reverse_kl, spike_coefficients
 from spikeopd.methods.adaptation import Adaptation, Policy, Q, load_pair, prompt_rows
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
@@ -122,25 +122,29 @@ class DistilledPolicy(Policy):
         reference_head: nn.Module,
         layers: tuple[int, ...],
         scope: str,
-    ) -> tuple[Tensor, Tensor]:
-        """([sum of the teacher's divergence, sum of KL(student || reference)], [spikes of each layer])."""
+        weights: tuple[float, float],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(weighted sum, [sum of the teacher's divergence, sum of KL(student || reference)], [spikes of each layer]).
+
+        weights: of the two sums. The sums have no gradient of their own (`losses.linear_sums`).
+        """
         k = visited.teacher.shape[1]
         recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None)) if layers else None
         output = self.student.model(visited.sequences[:, :-1], use_cache=False, recorder=recorder)
-        features = output.last_hidden_state[:, -k:].flatten(0, 1)
 
-        def part(q: Tensor, p: Tensor, r: Tensor | None = None) -> Tensor:
-            logits = self.student.lm_head(q).float()
+        def part(logits: Tensor, p: Tensor, r: Tensor | None = None) -> Tensor:
             with torch.no_grad():
                 teacher = teacher_head(p).float()
                 reference = None if r is None else reference_head(r).float()
             anchored = logits.new_zeros(()) if reference is None else reverse_kl(logits, reference)
             return torch.stack((self.divergence(logits, teacher), anchored))
 
+        affine = self.student.lm_head.affine(output.last_hidden_state[:, -k:].flatten(0, 1))
         frozen = (visited.teacher,) if visited.reference is None else (visited.teacher, visited.reference)
-        sums = chunked(part, self.chunk, features, *(tensor.flatten(0, 1) for tensor in frozen))
+        flat = (tensor.flatten(0, 1) for tensor in frozen)
+        loss, sums = linear_sums(part, weights, self.chunk, affine, *flat)
         spikes = layer_spikes(recorder, layers, scope) if recorder is not None else sums.new_zeros(0)
-        return sums, spikes
+        return loss, sums, spikes
 
 
 def descend(run: Adaptation[D], parts: list[Visited]) -> dict[str, Any]:
@@ -158,16 +162,15 @@ def descend(run: Adaptation[D], parts: list[Visited]) -> dict[str, Any]:
         spike_loss, slope = spike_coefficients(
             rates[list(layers)], reference_rates, options.rate_min, options.rate_max, options.rho
         )
-    coefficients = torch.tensor([options.teacher_coef, options.ref_coef], device=setup.device)
+    weights = (options.teacher_coef / positions, options.ref_coef / positions)
     total = torch.zeros(2, dtype=torch.float64, device=setup.device)
     heads = output_table(setup.teacher), reference.lm_head
     for part in run.micro_batches(parts):
-        sums, spikes = run.call(run.objective.terms, part, *heads, layers, options.rate_scope)
-        loss = (sums * coefficients).sum() / positions
+        loss, sums, spikes = run.call(run.objective.terms, part, *heads, layers, options.rate_scope, weights)
         if layers:
             loss = loss + options.spike_coef * (slope * spikes).sum() / slots
         run.backward(loss)
-        total += sums.detach().double()
+        total += sums.double()
     opd, anchored = (run.reduce(total) / positions).tolist()
     return {
         "loss": options.teacher_coef * opd + options.ref_coef * anchored + options.spike_coef * spike_loss.item(),

@@ -23,7 +23,7 @@ from spikeopd import checkpoint, quality
 from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import new_directory
-from spikeopd.methods.setup import Setup, validate
+from spikeopd.methods.setup import Setup, check_alike, validate
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.models.teacher import output_table
 from spikeopd.quality import CollapseDetector
@@ -40,6 +40,8 @@ class Objective(nn.Module):
     Its methods are called as `run.call(objective.method, ...)`, which goes through `forward`, also for generation: so
     a parallel wrapper (DDP, FSDP2) sees each use.
     """
+
+    _no_split_modules = ("BiSpikCLMBlock",)  # what FSDP2 shards as a unit, unless the launcher is told otherwise
 
     def __init__(self, student: BiSpikCLMForCausalLM, chunk: int) -> None:
         super().__init__()
@@ -118,6 +120,7 @@ class Run(Generic[O]):
         self.options = setup.config.stage1 if stage == "stage1" else setup.config.stage2
         self.resume, self.guard, self.show = resume, guard, show
         self.identity = setup.identity  # now: what changes during the run must not pass as what it began with
+        check_alike(setup.accelerator, self.identity)
         self.done = self.total = 0
         self.stopped = False
         self.start: dict[str, float] = {}
@@ -130,9 +133,10 @@ class Run(Generic[O]):
         train, accelerator, objective = self.setup.config.train, self.setup.accelerator, self.objective
         if train.gradient_checkpointing:
             objective.student.gradient_checkpointing_enable()
-        if accelerator.distributed_type.value == "FSDP":
-            for module in objective.modules():
-                if isinstance(module, SpikeLinear):
+        for module in objective.modules():
+            if isinstance(module, SpikeLinear):
+                module.coarse_gradients = train.gradients == "bf16"
+                if accelerator.distributed_type.value == "FSDP":
                     module.keep_snapped = False  # gathered weights live only during a forward pass
         objective.to(accelerator.device)
         optimizer = torch.optim.Adam(
@@ -266,7 +270,10 @@ class Run(Generic[O]):
         keep = max(guard.checkpoints(train.save_every) if guard else 0, train.keep_checkpoints)
         record = {"stage": self.stage, "identity": self.identity, "extra": extra}
         main = self.setup.accelerator.is_main_process
-        checkpoint.save(self.checkpoints, self.done, self.parallel, self.optimizer, record, main=main, keep=keep)
+        onset = guard.detector.onset if guard else None  # the last healthy student is kept whatever follows
+        checkpoint.save(
+            self.checkpoints, self.done, self.parallel, self.optimizer, record, main=main, keep=keep, before=onset
+        )
 
     def _load_newest(self) -> int:
         """Load the newest good checkpoint, if there is one; refuse it when teacher, tokenizer or data have changed."""
@@ -274,7 +281,9 @@ class Run(Generic[O]):
         if found is None:
             return 0
         record = checkpoint.read_state(found)
-        changed = [name for name, value in self.identity.items() if record["identity"].get(name) != value]
+        before = record.get("identity")
+        before = before if isinstance(before, dict) else {}
+        changed = [name for name, value in self.identity.items() if before.get(name) != value]
         if changed:
             raise InputError(
                 f"{self.stage}: cannot resume from {found}: the {' and the '.join(changed)} differ from the run's; "
@@ -282,7 +291,10 @@ class Run(Generic[O]):
             )
         checkpoint.load(found, self.parallel, self.optimizer)
         if self.guard:
-            self.guard.restore(record["extra"])
+            try:
+                self.guard.restore(record["extra"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"checkpoint {found} does not fit: it says nothing of the collapse guard") from error
         return int(record["update"])
 
     def return_to(self, update: int) -> int | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from spikeopd import quality
 from spikeopd.config import Config, TrainConfig
-from spikeopd.errors import ConfigError, InputError
+from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import check_fit, fingerprint, load_teacher, load_teacher_config
 from spikeopd.registry import METHODS
@@ -71,9 +76,23 @@ class Setup:
 def make_accelerator(train: TrainConfig) -> Accelerator:
     if train.threads:
         torch.set_num_threads(train.threads)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        if os.environ.get("FSDP_VERSION", "1") != "2":
+            raise ConfigError("FSDP: version 2 is needed; start with accelerate launch --use_fsdp --fsdp_version 2")
+        # The launcher's default loads weights on the first process alone and shares out those that train. The frozen
+        # models are not among them: they would be zeros everywhere else.
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     # accelerate keeps its settings for the life of the process; a second run in it may ask for another precision.
     AcceleratorState._reset_state()
-    return Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no")
+    patience = InitProcessGroupKwargs(timeout=timedelta(hours=1))  # for text that the first process tokenises
+    made = Accelerator(mixed_precision="bf16" if train.precision == "bf16" else "no", kwargs_handlers=[patience])
+    started = int(os.environ.get("WORLD_SIZE") or 1)
+    if made.num_processes != started:
+        raise ConfigError(
+            f"the launcher started {started} processes, and this one sees {made.num_processes}: each would train "
+            "alone. Without a GPU start them by torchrun with ACCELERATE_USE_CPU=true"
+        )
+    return made
 
 
 def check_shares(config: Config, processes: int) -> None:
@@ -87,6 +106,17 @@ def check_shares(config: Config, processes: int) -> None:
         )
 
 
+def check_alike(accelerator: Accelerator, marks: Mapping[str, str]) -> None:
+    """Every process must hold the same frozen models and data: `marks` are their fingerprints. All must call it."""
+    if accelerator.num_processes == 1:
+        return
+    mine = torch.tensor([list(hashlib.sha256(mark.encode()).digest()) for mark in marks.values()])
+    every = accelerator.gather(mine[None].to(accelerator.device)).cpu()
+    differ = [name for name, column in zip(marks, (every != every[0]).any(-1).any(0).tolist(), strict=True) if column]
+    if differ:
+        raise CheckFailed(f"the processes do not hold the same {' and '.join(differ)}; give every node the same files")
+
+
 def build(config: Config, accelerator: Accelerator) -> Setup:
     """Load and check everything. The main process tokenises first, so that the others find the cache."""
     check_shares(config, accelerator.num_processes)
@@ -98,18 +128,23 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
         attentions=config.train.stage != "2" or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
-    data = config.data
     with accelerator.main_process_first():
-        train = prepare(data.source, tokenizer, "train", data.cache_dir, data.max_tokens)
-        prompts = prepare(data.prompt_source or data.source, tokenizer, "train", data.cache_dir, data.max_tokens)
-        validation = prepare(
-            data.validation_source or data.source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens
-        )
-        held_out = None
-        if data.prompt_source not in (None, data.source):
-            held_out = prepare(data.prompt_source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens)
+        data = token_data(config, tokenizer)
     teacher.to(accelerator.device)
-    return Setup(config, accelerator, tokenizer, teacher, train, prompts, validation, held_out)
+    return Setup(config, accelerator, tokenizer, teacher, **data)
+
+
+def token_data(config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Every text of a run as tokens, by its name in `Setup`, from the cache or tokenised now."""
+    data = config.data
+    prompts, folder, few = data.prompt_source or data.source, data.cache_dir, data.max_validation_tokens
+    held_out = prompts if prompts != data.source else None
+    return {
+        "train": prepare(data.source, tokenizer, "train", folder, data.max_tokens),
+        "prompts": prepare(prompts, tokenizer, "train", folder, data.max_prompt_tokens or data.max_tokens),
+        "validation": prepare(data.validation_source or data.source, tokenizer, "validation", folder, few),
+        "held_out": None if held_out is None else prepare(held_out, tokenizer, "validation", folder, few),
+    }
 
 
 def configured_student(path: str | Path, config: Config) -> BiSpikCLMForCausalLM:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 
 from spikeopd.config import Stage1Config
-from spikeopd.methods.alignment import BRANCHES, SpADObjective, TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, cosine_with_warmup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.initialise import build_student, calibrate, start_from_teacher
+from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.text.tokens import batch
@@ -35,21 +35,21 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     shape = TeacherShape.of(setup.teacher.config)
     sizes = branch_sizes(objective.student.config, shape, rows, length).to(device)
     weights = branch_weights(options).to(device)
-    scale = (weights / sizes).float()
+    scale = (weights / sizes).tolist()
     for update in run.updates(options.updates):
         objective.student.config.deploy_precision = forward_precision(options, update)
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):
             target = run_teacher(setup.teacher, ids, internals=True)
-            sums = run.call(objective.sums, ids, target, head)
-            run.backward((sums * scale).sum())
-            total += sums.detach().double()
+            share, sums = run.call(objective.sums, ids, target, head, scale)
+            run.backward(share)
+            total += sums.double()
         means = run.reduce(total) / sizes
         loss = (means * weights).sum().item()
         rate = options.learning_rate * cosine_with_warmup(update, options.updates, options.warmup_ratio)
         norm = run.step(loss, rate)
-        branches = dict(zip(BRANCHES, means.tolist(), strict=True))
+        branches = logged_branches(means, weights)
         run.log(update, {"loss": loss, **branches, "grad_norm": norm, "learning_rate": rate})
         if run.done in options.checkpoint_updates:
             run.save_student(folder / f"update-{run.done:06d}")
@@ -64,8 +64,14 @@ def describe_start(setup: Setup, transferred: dict[str, str]) -> str:
     tokenizer = setup.tokenizer
     begin, end = (tokenizer.roles[role] for role in ("bos_token", "eos_token"))
     parts = "; ".join(f"{part} {what}" for part, what in transferred.items())
+    options, processes = setup.config.stage1, setup.accelerator.num_processes
+    rows = options.micro_batch_size * options.gradient_accumulation_steps * processes
     tokens = f"{end} separates documents" if begin == end else f"documents begin with {begin} and end with {end}"
-    return f"stage 1: from the teacher ({setup.teacher.config.model_type}): {parts}\nstage 1: {tokens}"
+    return (
+        f"stage 1: from the teacher ({setup.teacher.config.model_type}): {parts}\nstage 1: {tokens}\n"
+        f"stage 1: {rows} sequences per update ({processes} x {options.micro_batch_size} x "
+        f"{options.gradient_accumulation_steps})"
+    )
 
 
 def forward_precision(options: Stage1Config, update: int) -> Literal["none", "int8"]:
@@ -92,7 +98,11 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     transferred = start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
     length = min(config.data.sequence_length, 128)
     ids = batch(setup.train, batch_size=16, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
-    calibrate(student, torch.from_numpy(ids))
+    student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
+    windows = torch.from_numpy(ids).to(setup.device)
+    calibrate(student, windows)
+    if setup.teacher.config.model_type != "opt":  # an OPT's students start close enough, and as they always did
+        temper(student, windows)
     return student, transferred
 
 

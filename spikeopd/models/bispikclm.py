@@ -13,8 +13,9 @@ That is the paper's block. Options of the config make the better one (`block: pl
     distances       D > 0: S_A also gets a learned current per head and distance, bias_a[head, min(i - j, D - 1)]
     neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
     scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
-    deploy_precision  "int8": every value on the grid of the deployable integers (models/grid.py), which float32 adds
-                    exactly: the student computes what its exported file computes, spike for spike and bit for bit
+    deploy_precision  "int8" or "int4": every value on the grid of the deployable integers (models/grid.py), which
+                    float32 adds exactly: the student computes what its exported file computes, spike for spike and
+                    bit for bit
 
 Every neuron starts from rest at every token, so a token's T_s steps depend on other tokens through attention alone.
 """
@@ -22,7 +23,7 @@ Every neuron starts from rest at every token, so a token's T_s steps depend on o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,9 +35,9 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT
+from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT, weight_limit
 from spikeopd.errors import InputError
-from spikeopd.models import grid
+from spikeopd.models import grid, products
 from spikeopd.models.attention import (
     causal_mask,
     coincidences,
@@ -129,7 +130,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
             ("residual_write", ("spike", "current")),
             ("readout", ("rate", "residual")),
             ("neurons", ("shared", "own")),
-            ("deploy_precision", ("none", "int8")),
+            ("deploy_precision", ("none", "int8", "int4")),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
@@ -158,12 +159,16 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
+    observe: called by each block with its index and the spikes of `a` and `h`; what it returns is in `observed`. A map
+    that is only summed up need not be kept, and under gradient checkpointing is recomputed with its block.
     """
 
     sites: Iterable[str] | None = None
     layers: Iterable[int] | None = None
     membranes_of: Iterable[str] = ()
     tokens: slice = field(default_factory=lambda: slice(None))
+    observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None
+    observed: list[Tensor] = field(default_factory=list)
     spikes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     membranes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
@@ -203,7 +208,7 @@ class SpikeLinear(nn.Linear):
     def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
         super().__init__(fan_in, fan_out)
         self.config, self.writes = config, writes
-        self.keep_snapped = True
+        self.keep_snapped, self.coarse_gradients = True, False
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
     def on_grid(self) -> tuple[Tensor, Tensor]:
@@ -226,7 +231,8 @@ class SpikeLinear(nn.Linear):
         if self.config.deploy_precision != "none":
             scale = self.scale()
             unit = grid.RESIDUAL_UNIT if self.writes else scale / 2**WEIGHT_SHIFT
-            return grid.on_scale(self.weight, scale), grid.on_unit(self.bias, unit)
+            limit = weight_limit(self.config.deploy_precision)
+            return grid.on_scale(self.weight, scale, limit), grid.on_unit(self.bias, unit)
         bits = self.config.grid_bits
         if bits is None:
             return self.weight, self.bias
@@ -234,9 +240,10 @@ class SpikeLinear(nn.Linear):
 
     def scale(self) -> Tensor:
         """sigma_n: what one step of neuron n's integer weights is worth. float64 [out], no gradient."""
+        limit = weight_limit(self.config.deploy_precision)
         if self.writes:
-            return grid.write_scale(self.weight)
-        return grid.site_scale(self.weight, self.bias, self.config.threshold)
+            return grid.write_scale(self.weight, limit)
+        return grid.site_scale(self.weight, self.bias, self.config.threshold, limit)
 
     def neurons(self) -> Neurons:
         """The neurons behind the projection on the integer grid; their bias is the projection's."""
@@ -246,7 +253,16 @@ class SpikeLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.on_grid()
+        integers = self._integers(weight) if self.config.neuron == "lif" and products.usable(x) else None
+        if integers is not None:
+            return products.spike_linear(x, weight, bias, integers, self.coarse_gradients)
         return nn.functional.linear(x, weight, bias)
+
+    def _integers(self, weight: Tensor) -> products.Planes | None:
+        if self.config.deploy_precision != "none":
+            return products.planes(weight, self.scale().to(weight.dtype))
+        bits = self.config.grid_bits
+        return None if bits is None else products.planes(weight, 2.0**-bits)
 
 
 class BiSpikCLMBlock(GradientCheckpointingLayer):
@@ -306,8 +322,9 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         cache: Cache | None = None,
         wanted: tuple[frozenset[str], frozenset[str]] | None = None,
         distance: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """(X, h) of the next block, then the spikes and membranes asked for by `wanted`."""
+        observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` made of `a` and `h`."""
         config = self.config
         alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, load(NEURONS[config.neuron])
         kept: dict[str, Tensor] = {}
@@ -350,7 +367,8 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         if last and self.training and self.log_threshold_h is not None and self.bias_h is not None:
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
-        return fire("h", h), h, kept, membranes
+        x = fire("h", h)
+        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x})
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
@@ -511,9 +529,12 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         mask = causal_mask(attention_mask, batch, length, past + length, x.device, x.dtype)
         for index, layer in enumerate(self.layers):
             wanted = None if recorder is None else recorder.wanted(index)
-            x, h, kept, membranes = layer(x, h, mask, past_key_values if use_cache else None, wanted, distance)
+            observe = None if recorder is None else recorder.observe
+            cache = past_key_values if use_cache else None
+            x, h, kept, membranes, observed = layer(x, h, mask, cache, wanted, distance, observe)
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
+                recorder.observed += [] if observed is None else [observed]
         return BaseModelOutputWithPast(
             last_hidden_state=self.read(x, h),  # type: ignore[arg-type]  # float or, deployed, double
             past_key_values=past_key_values if use_cache else None,
@@ -536,10 +557,17 @@ class OutputTable(nn.Linear):
         exact = None if self.training else grid.head_logits(features, self.weight, base.logit_scale, self.bias)
         if exact is not None and not torch.is_grad_enabled():
             return exact
+        smooth = nn.functional.linear(*self.affine(features))
+        return smooth if exact is None else grid.straight(exact, smooth.double())
+
+    def affine(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, W, b) with logits = x W^T + b in training: for a loss that makes them a few rows at a time."""
+        (base,) = self.base
+        if base.config.deploy_precision == "none":
+            return features, self.weight, self.bias
         units = grid.row_units(self.weight)
         table = grid.straight(grid.integer_rows(self.weight, units) * units[:, None], self.weight)
-        smooth = nn.functional.linear(features * base.logit_scale.exp(), table, self.bias)
-        return smooth if exact is None else grid.straight(exact, smooth.double())
+        return features * base.logit_scale.exp(), table, self.bias
 
 
 class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):

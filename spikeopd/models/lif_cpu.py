@@ -35,11 +35,11 @@ def usable(current: Tensor, threshold: Tensor) -> bool:
         and current.dtype == torch.float32
         and current.dim() >= 2
         and not torch.compiler.is_compiling()
-        and _groups(current, threshold) is not None
+        and groups_of(current, threshold) is not None
     )
 
 
-def _groups(current: Tensor, threshold: Tensor) -> tuple[int, int, int] | None:
+def groups_of(current: Tensor, threshold: Tensor) -> tuple[int, int, int] | None:
     """(rows, groups, inner) such that threshold group g applies to current[:, :, g, :]."""
     size = current[0].numel()
     if threshold.numel() == 1:
@@ -59,7 +59,7 @@ def _groups(current: Tensor, threshold: Tensor) -> tuple[int, int, int] | None:
 
 def _shape(current: Tensor, threshold: Tensor) -> tuple[int, int, int]:
     """rows x length, and how many neighbouring elements share a threshold (0: one per element of the row)."""
-    groups = _groups(current, threshold)
+    groups = groups_of(current, threshold)
     assert groups is not None
     rows, count, inner = groups
     return (rows, count, 0) if inner == 1 else (rows * count, inner, count)

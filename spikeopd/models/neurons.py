@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
-from spikeopd.models import lif_cpu
+from spikeopd.models import lif_cpu, lif_triton
 from spikeopd.models.surrogate import psi, spike
 
 Neuron = Callable[..., Tensor]  # with the arguments of `lif`; registry.NEURONS lists them
@@ -123,6 +123,8 @@ class _LIF(torch.autograd.Function):
         threshold = threshold.to(current.dtype)
         if lif_cpu.usable(current, threshold):
             membrane, spikes = lif_cpu.forward(current, threshold, alpha, unit)
+        elif unit is None and lif_triton.usable(current, threshold):
+            membrane, spikes = lif_triton.forward(current, threshold, alpha)
         else:
             membrane, spikes = _forward(current, threshold, alpha, unit)
         ctx.save_for_backward(membrane, threshold)
@@ -132,11 +134,10 @@ class _LIF(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         membrane, threshold = ctx.saved_tensors
-        if lif_cpu.usable(membrane, threshold):
+        fast = next((path for path in (lif_cpu, lif_triton) if path.usable(membrane, threshold)), None)
+        if fast is not None:
             learned = ctx.needs_input_grad[1]
-            adjoint, threshold_grad = lif_cpu.backward(
-                grad, membrane, threshold, ctx.alpha, ctx.xi, learned, ctx.scaled
-            )
+            adjoint, threshold_grad = fast.backward(grad, membrane, threshold, ctx.alpha, ctx.xi, learned, ctx.scaled)
         else:
             adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
             threshold_grad = wide.sum_to_size(threshold.shape)

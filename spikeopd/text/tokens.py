@@ -3,6 +3,7 @@
 The cache is one memory-mapped `.npy` per (text, tokenizer, split), named by content: another text or another tokenizer
 is another file, so a stale cache cannot be read. It is written beside its place and renamed, under a lock: of several
 processes one tokenises and the others wait. A `.json` beside it holds a checksum over both; what fails it is made anew.
+Work that was cut short goes on where its last note was made.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,20 +163,29 @@ def _seal(meta: dict[str, Any], path: Path) -> str:
 def _write(
     path: Path, source: Source, tokenizer: Tokenizer, split: Split, fingerprint: str, max_tokens: int | None
 ) -> TokenData:
+    temporary, note = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.partial.json")
     for leftover in path.parent.glob(f".{path.name}.*"):  # of a killed process; we hold the lock
-        leftover.unlink(missing_ok=True)
+        if leftover not in (temporary, note):
+            leftover.unlink(missing_ok=True)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     log.info("tokenising %s (%s) into %s", source.name, split, path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    opening, before = ([end], []) if begin == end else ([], [begin])
     try:
-        with open(temporary, "wb") as file:
+        count, documents, text_bytes = _noted(temporary, note, fingerprint, dtype)
+        with open(temporary, "r+b" if documents else "wb") as file:
             header_size = _write_header(file, dtype, 0)
-            begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-            opening, before = ([end], []) if begin == end else ([], [begin])
-            np.array(opening, dtype=dtype).tofile(file)
-            count, documents, text_bytes = len(opening), 0, 0
+            if documents:
+                file.truncate(header_size + count * dtype.itemsize)
+                file.seek(0, os.SEEK_END)
+                log.info("tokenising %s (%s): goes on after %d documents", source.name, split, documents)
+            else:
+                np.array(opening, dtype=dtype).tofile(file)
+                count = len(opening)
             last_line = time.monotonic()
-            for texts in _groups(source.documents(split), DOCUMENTS_PER_CALL):
+            for texts in _groups(islice(source.documents(split), documents, None), DOCUMENTS_PER_CALL):
+                if max_tokens is not None and count >= max_tokens:
+                    break
                 for text, ids in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
                     np.array([*before, *ids, end], dtype=dtype).tofile(file)
                     count += len(before) + len(ids) + 1
@@ -182,10 +193,12 @@ def _write(
                     text_bytes += len(text.encode("utf-8"))
                     if max_tokens is not None and count >= max_tokens:
                         break
-                if max_tokens is not None and count >= max_tokens:
-                    break
                 if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
                     last_line = time.monotonic()
+                    file.flush()
+                    os.fsync(file.fileno())
+                    done = {"tokens": count, "documents": documents, "text_bytes": text_bytes}
+                    write_json(note, {"fingerprint": fingerprint} | done)
                     log.info(
                         "tokenising %s (%s): %d documents, %.1f M tokens", source.name, split, documents, count / 1e6
                     )
@@ -209,13 +222,28 @@ def _write(
         }
         write_json(path.with_suffix(".json"), meta | {"sha256": _seal(meta, temporary)})
         os.replace(temporary, path)
+        note.unlink(missing_ok=True)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        if not note.is_file():  # nothing to go on from
+            temporary.unlink(missing_ok=True)
         raise
     data = _read(path, source.name, split, fingerprint)
     if data is None:
         raise InputError(f"token cache {path} cannot be read back; check the disk, or set SPIKEOPD_CACHE elsewhere")
     return data
+
+
+def _noted(temporary: Path, note: Path, fingerprint: str, dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    """(tokens, documents, bytes of text) that work cut short has on disk; zeros where there is none to go on from."""
+    try:
+        found = read_json(note)
+        tokens, documents, text_bytes = (int(found[name]) for name in ("tokens", "documents", "text_bytes"))
+        if found["fingerprint"] == fingerprint and temporary.stat().st_size >= tokens * dtype.itemsize:
+            return tokens, documents, text_bytes
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    note.unlink(missing_ok=True)
+    return 0, 0, 0
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], count: int) -> int:

@@ -65,8 +65,8 @@ def test_it_exports_what_stage_1_aligns_with_across_widths(teacher):
     objective = SpADObjective(student, 4, shape, config.stage1.kd_temperature)
     target = run_teacher(teacher, ids, internals=True)
     assert len(target.attentions) == 30 and target.hidden[-1].shape == (1, 12, 576)
-    sums = objective.sums(ids, target, output_table(teacher))
-    sums.sum().backward()
+    loss, sums = objective.sums(ids, target, output_table(teacher), [1.0] * 7)
+    loss.backward()
     assert sums.isfinite().all() and student.model.layers[0].q_proj.weight.grad.abs().sum() > 0
 
 

@@ -7,6 +7,7 @@ to the checkpoint before the first update.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from spikeopd.contracts import EMBED_SITE
 from spikeopd.methods.adaptation import Adaptation, Policy, load_pair, prompt_rows, with_stage2
-from spikeopd.methods.alignment import BRANCHES, Alignment, TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.alignment import Alignment, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.baselines.common import corpus_windows, fit_linear
 from spikeopd.methods.setup import Setup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
@@ -29,8 +30,10 @@ class AlignedPolicy(Policy):
         super().__init__(student, chunk)
         self.alignment, self.temperature = alignment, temperature
 
-    def sums(self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module) -> Tensor:
-        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk)
+    def sums(
+        self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module, scale: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk, scale)
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
@@ -51,13 +54,14 @@ def adapt(run: Adaptation[AlignedPolicy]) -> dict[str, Any]:
     for update in run.updates(options.updates):
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(corpus_windows(setup, update)):
-            sums = run.call(policy.sums, ids, run_teacher(setup.teacher, ids, internals=True), head)
-            run.backward((sums * scale.float()).sum())
-            total += sums.detach().double()
+            target = run_teacher(setup.teacher, ids, internals=True)
+            share, sums = run.call(policy.sums, ids, target, head, scale.tolist())
+            run.backward(share)
+            total += sums.double()
         total = run.reduce(total)
         loss = (total * scale).sum().item()
         norm = run.step(loss, options.learning_rate)
-        branches = dict(zip(BRANCHES, (total / sizes).tolist(), strict=True))
+        branches = logged_branches(total / sizes, weights)
         run.log(update, {"loss": loss, **branches, "grad_norm": norm})
     return run.finish()
 

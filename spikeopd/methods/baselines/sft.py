@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikeopd.losses import chunked, hard_token
+from spikeopd.losses import hard_token, linear_sums
 from spikeopd.methods.adaptation import Adaptation, Policy, load_pair
 from spikeopd.methods.baselines.common import corpus_windows
 from spikeopd.methods.setup import Setup
@@ -15,14 +15,15 @@ from spikeopd.runlog import RunLog
 
 
 class LabelledPolicy(Policy):
-    def cross_entropy(self, ids: Tensor) -> Tensor:
-        """Sum of - log q(x_{t+1} | x_<=t) over all corpus positions."""
+    def cross_entropy(self, ids: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """(weighted, plain) sum of - log q(x_{t+1} | x_<=t) over all corpus positions; the first has the gradient."""
         features = self.student.model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
 
-        def part(q: Tensor, labels: Tensor) -> Tensor:
-            return hard_token(self.student.lm_head(q).float(), labels)
+        def part(logits: Tensor, labels: Tensor) -> Tensor:
+            return hard_token(logits, labels)[None]
 
-        return chunked(part, self.chunk, features, ids[:, 1:].flatten())
+        affine = self.student.lm_head.affine(features)
+        return linear_sums(part, (weight,), self.chunk, affine, ids[:, 1:].flatten())
 
 
 def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -> dict[str, Any]:
@@ -38,9 +39,9 @@ def adapt(run: Adaptation[LabelledPolicy]) -> dict[str, Any]:
     for update in run.updates(options.updates):
         total = torch.zeros_like(scale)
         for ids in run.micro_batches(corpus_windows(run.setup, update)):
-            entropy = run.call(run.objective.cross_entropy, ids)
-            run.backward(entropy * scale.float())
-            total += entropy.detach().double()
+            share, entropy = run.call(run.objective.cross_entropy, ids, 1 / tokens)
+            run.backward(share)
+            total += entropy.double().sum()
         loss = (run.reduce(total) * scale).item()
         norm = run.step(loss, options.learning_rate)
         run.log(update, {"loss": loss, "cross_entropy": loss, "grad_norm": norm})

@@ -15,6 +15,7 @@ from spikeopd.losses import (
     head_map,
     jsd,
     layer_map,
+    linear_sums,
     masked_square_error,
     reverse_kl,
     soft_token,
@@ -183,3 +184,33 @@ def test_maps_are_identities_for_equal_shapes_and_skip_uniformly_otherwise():
     assert layer_map(4, 2) == [0, 0, 1, 1], "a deeper student repeats layers"
     assert min(layer_map(12, 4)) == 0 and layer_map(12, 4)[-1] == 3
     assert head_map(2, 4) == [0, 2] and head_map(4, 2) == [0, 0, 1, 1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.integers(1, 9), st.integers(1, 12), st.floats(0.5, 3.0))
+def test_linear_sums_have_the_gradient_of_plain_autograd(seed, rows, chunk, weight):
+    """Values and gradients in features, table and bias, for sums whose weights are known beforehand."""
+    features, table, bias = logits(seed, rows, 5), logits(seed + 1, 23, 5), logits(seed + 2, 23)
+    target, labels = logits(seed + 3, rows, 23), torch.arange(rows) % 23
+
+    def part(q, p, label):
+        return torch.stack((soft_token(q, p, 2.0), hard_token(q, label), reverse_kl(q, p)))
+
+    def run(function):
+        leaves = [x.clone().requires_grad_() for x in (features, table, bias)]
+        loss, sums = function(leaves)
+        (3 * loss).backward()
+        return loss, sums, *(x.grad for x in leaves)
+
+    weights = [1.0, weight, 0.25]
+
+    def plain(leaves):
+        sums = part(torch.nn.functional.linear(*leaves), target, labels)
+        return (sums * torch.tensor(weights, dtype=sums.dtype)).sum(), sums.detach()
+
+    found = run(lambda leaves: linear_sums(part, weights, chunk, tuple(leaves), target, labels))
+    for mine, theirs in zip(found, run(plain), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        without = linear_sums(part, weights, chunk, (features, table, bias), target, labels)
+    assert torch.equal(without[1], found[1])

@@ -303,12 +303,14 @@ def test_continued_spad_is_the_stage_1_objective(monkeypatch):
     stage1 = SpADObjective(objective.student, 256, TeacherShape(32, 2, 2), setup.config.stage1.kd_temperature)
     stage1.alignment.load_state_dict(objective.alignment.state_dict())
     ids = corpus(setup)
-    sums = stage1.sums(ids, run_teacher(setup.teacher, ids, internals=True), output_table(setup.teacher))
-    means = sums / branch_sizes(objective.student.config, TeacherShape(32, 2, 2), 4, 16)
-    total = (means * branch_weights(setup.config.stage1)).sum()
+    sizes = branch_sizes(objective.student.config, TeacherShape(32, 2, 2), 4, 16)
+    scale = (branch_weights(setup.config.stage1) / sizes).tolist()
+    target = run_teacher(setup.teacher, ids, internals=True)
+    total, sums = stage1.sums(ids, target, output_table(setup.teacher), scale)
+    means = sums / sizes
     total.backward()
     assert values["loss"] == pytest.approx(total.item(), rel=1e-5)
-    assert [values[name] for name in BRANCHES] == pytest.approx(means.tolist(), rel=1e-4)
+    assert [values.get(name, 0.0) for name in BRANCHES] == pytest.approx(means.tolist(), rel=1e-4)
     mine = {name: value for name, value in kept["gradient"].items() if name.startswith("student.")}
     theirs = {name: value for name, value in gradients(stage1).items() if name.startswith("student.")}
     assert worst(mine, theirs) <= 1e-6
@@ -347,7 +349,7 @@ def test_continued_spad_starts_with_maps_that_fit():
     ids, head = corpus(setup), output_table(setup.teacher)
     with torch.no_grad():
         target = run_teacher(setup.teacher, ids, internals=True)
-        a, b = (made.sums(ids, target, head) for made in (fitted, random))
+        (_, a), (_, b) = (made.sums(ids, target, head, [1.0] * len(BRANCHES)) for made in (fitted, random))
     for name in ("EA", "SFA_cont"):
         assert a[BRANCHES.index(name)] < 0.9 * b[BRANCHES.index(name)], name
     assert a[BRANCHES.index("STA")] == b[BRANCHES.index("STA")]

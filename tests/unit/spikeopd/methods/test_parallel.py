@@ -65,3 +65,36 @@ def test_fsdp2_equals_one_process(tmp_path):
     }
     two = launch(tmp_path / "two", 2, "stage1.micro_batch_size=2", "stage2.micro_batch_size=2", environment=fsdp)
     same(one, two)
+
+
+def accelerated(folder, *arguments):
+    """Both stages of `tiny` by the command line, started by `accelerate launch` with nothing but these arguments."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines=1", "--dynamo_backend=no"]
+    command += ["--mixed_precision=no", "--main_process_port=0", *arguments, str(TESTS / "on_cpu.py"), "--config=tiny"]
+    command += [f"--output={folder}", "--quiet", "stage1.updates=2", "stage1.deploy_updates=0", "stage2.updates=2",
+                "stage2.batch_size=4", "stage2.prompt_length=8", "stage2.max_completion_length=4",
+                "stage2.micro_batch_size=2", "data.sequence_length=16", "data.max_validation_tokens=2000",
+                "stage1.micro_batch_size=4", "train.adam_epsilon=1e-4"]  # fmt: skip
+    settings = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["fsdp2", "ddp"])
+def test_the_launchers_own_defaults_and_the_shipped_files(tmp_path, config):
+    """Frozen models are whole on every process: the reference agrees with the student before the first step."""
+    shipped = TESTS.parent / "examples" / "accelerate" / f"{config}.yaml"
+    ways = {"shipped": [f"--config_file={shipped}"]}
+    if config == "fsdp2":
+        ways["defaults"] = ["--use_fsdp", "--fsdp_version=2"]
+    for name, words in ways.items():
+        result = accelerated(tmp_path / name, "--num_processes=2", *words)
+        assert result.returncode == 0, result.stderr[-3000:]
+        lines = [line for line in read_metrics(tmp_path / name) if line["stage"] == "stage2"]
+        assert len(lines) == 2 and abs(lines[0]["stage2/ref"]) < 1e-5
+
+
+@pytest.mark.slow
+def test_fsdp_of_the_first_version_is_refused_in_a_line(tmp_path):
+    result = accelerated(tmp_path / "one", "--num_processes=2", "--use_fsdp", "--fsdp_version=1")
+    assert result.returncode and "version 2 is needed" in result.stderr

@@ -35,7 +35,7 @@ def test_stage1_branches_equal_an_independent_calculation():
     ids = torch.randint(4, 1024, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         target = run_teacher(setup.teacher, ids, internals=True)
-        sums = objective.sums(ids, target, output_table(setup.teacher))
+        _, sums = objective.sums(ids, target, output_table(setup.teacher), [1.0] * len(BRANCHES))
         means = dict(zip(BRANCHES, (sums / branch_sizes(config, TeacherShape(32, 2, 2), 3, 16)).tolist(), strict=True))
         recorder = Recorder()
         logits = student(ids, recorder=recorder).logits

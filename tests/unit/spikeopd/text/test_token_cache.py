@@ -159,6 +159,35 @@ def test_a_killed_process_blocks_nobody_and_its_leftovers_go(tokenizer, tmp_path
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".lock", ".npy"]
 
 
+@pytest.mark.parametrize("limit", [None, 900])
+def test_work_that_was_cut_short_goes_on_where_its_last_note_was_made(tokenizer, tmp_path, monkeypatch, limit):
+    texts = [f"document number {n}" for n in range(3 * data_module.DOCUMENTS_PER_CALL)]
+    whole = prepare(Documents(texts), tokenizer, "train", tmp_path / "whole", limit)
+    monkeypatch.setattr(data_module, "SECONDS_BETWEEN_LINES", 0.0)  # a note after each group
+
+    class Cut(Documents):
+        def documents(self, split):
+            for number, text in enumerate(self.texts):
+                if number == 2 * data_module.DOCUMENTS_PER_CALL - 1:
+                    raise KeyboardInterrupt
+                yield text
+
+    if limit is None:
+        with pytest.raises(KeyboardInterrupt):
+            prepare(Cut(texts), tokenizer, "train", tmp_path / "cut")
+        calls, encode = [], tokenizer.encode_batch
+        monkeypatch.setattr(
+            type(tokenizer), "encode_batch", lambda self, texts, **k: calls.append(texts) or encode(texts, **k)
+        )
+        again = prepare(Documents(texts), tokenizer, "train", tmp_path / "cut")
+        assert calls[0][0] == texts[data_module.DOCUMENTS_PER_CALL]  # nothing is tokenised twice
+    else:
+        again = prepare(Documents(texts), tokenizer, "train", tmp_path / "cut", limit)
+    assert again.tokens.tolist() == whole.tokens.tolist()
+    assert (again.documents, again.text_bytes) == (whole.documents, whole.text_bytes)
+    assert sorted(p.suffix for p in (tmp_path / "cut").iterdir()) == [".json", ".lock", ".npy"]
+
+
 def test_streams_stop_at_the_token_limit(tokenizer, tmp_path):
     class Endless(Documents):
         unbounded = True

@@ -1,0 +1,89 @@
+r"""Spikes times weights on the CPU: int8 products for the forward pass, if asked for bfloat16 ones for the gradients.
+
+Spikes are 0 or 1 and weights lie on a grid, so X W^T is a sum of integers: int32 adds it exactly, as float32 does, and
+the CPU multiplies int8 several times faster. A weight of more than eight bits is two int8 planes, k = 256 hi + lo.
+Spikes are kept for the backward pass as bytes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_ROWS = 64  # fewer are not worth the conversions
+_FAN_IN = 16  # likewise; and with a single column torch's product is wrong
+
+
+class Planes(NamedTuple):
+    """W = (256 hi + lo) * unit; integers [planes * out, in] with the high plane first; unit a scalar or [out]."""
+
+    integers: Tensor
+    unit: Tensor | float
+
+
+@cache
+def _fast() -> bool:
+    return bool(torch.cpu._is_vnni_supported())
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the int8 products serve here: they give what `F.linear` gives, bit for bit, and faster."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.shape[-1] >= _FAN_IN
+        and x.numel() // x.shape[-1] >= _ROWS
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and _fast()
+    )
+
+
+def planes(weight: Tensor, unit: Tensor | float) -> Planes | None:
+    """The integers of a weight that lies on multiples of `unit`; None if they need more than sixteen bits."""
+    whole = weight.detach() / (unit[:, None] if isinstance(unit, Tensor) else unit)
+    largest = float(whole.abs().max())
+    if largest <= 127:
+        return Planes(whole.to(torch.int8), unit)
+    if not largest < 2**15 - 128:
+        return None
+    high = torch.floor(whole / 256 + 0.5)
+    return Planes(torch.cat((high, whole - 256 * high)).to(torch.int8), unit)
+
+
+def spike_linear(x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, coarse: bool) -> Tensor:
+    """x W^T + b for binary x. coarse: gradients from bfloat16 products (sums in float32)."""
+    out: Tensor = _SpikeLinear.apply(x, weight, bias, integers, coarse)
+    return out
+
+
+class _SpikeLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, coarse: bool) -> Tensor:
+        spikes = x.flatten(0, -2).to(torch.int8)
+        found = torch._int_mm(spikes, integers.integers.t())
+        out = weight.shape[0]
+        if found.shape[1] > out:
+            found = torch.add(found[:, out:], found[:, :out], alpha=256)
+        unit = integers.unit
+        result = torch.addcmul(bias, found, unit.to(bias.dtype)) if isinstance(unit, Tensor) else None
+        if result is None:
+            result = found.to(bias.dtype).mul_(unit).add_(bias)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(spikes, weight)
+            ctx.coarse = coarse
+        return result.view(*x.shape[:-1], out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        spikes, weight = ctx.saved_tensors
+        kind = torch.bfloat16 if ctx.coarse else grad.dtype
+        flat = grad.reshape(-1, grad.shape[-1])
+        slope = flat.to(kind)
+        need = ctx.needs_input_grad
+        into = (slope @ weight.to(kind)).to(grad.dtype).view(*grad.shape[:-1], -1) if need[0] else None
+        by_weight = (slope.t() @ spikes.to(kind)).to(grad.dtype) if need[1] else None
+        return into, by_weight, flat.sum(0) if need[2] else None, None, None
