@@ -19,11 +19,11 @@ PIP = sh examples/quietly.sh $(VENV)/install.log $(BIN)/python -m pip install -q
 PYTEST := $(BIN)/python -m pytest
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-slow test-interop lint install lava sanafe bench clean
+.PHONY: help demo test test-slow test-interop lint install lava sanafe docs bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//; 1,4p' Makefile
-	@echo "also: make test-slow, test-interop, lint, lava, sanafe, bench, clean"
+	@echo "also: make test-slow, test-interop, lint, lava, sanafe, docs, bench, clean"
 
 install: $(VENV)/.installed
 
@@ -64,6 +64,11 @@ lint: install
 lava: install
 	@$(BIN)/python -c 'from neuro_sim.lava.compat import lava_available; print("Lava:", "ready" if lava_available() else "missing")'
 
+# The documentation as a site in site/; a broken link fails.
+docs: install
+	@$(PIP) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d site
+
 # A simulator of Loihi under GPL-3: an environment of its own, never a dependency (docs/sanafe.md).
 sanafe: .venv-sanafe/.installed
 
@@ -80,4 +85,4 @@ bench: install
 	$(BIN)/python benchmarks/decode.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) site .pytest_cache .hypothesis

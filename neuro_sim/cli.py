@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     text.add_argument("--prompt-tokens", metavar="IDS", help="token numbers: 2,100,4", **prompt)
     text.add_argument("--interactive", action="store_true", help="continue a text in turns, line by line")
     choice = parser.add_argument_group(
-        "generation", "what is not given comes from the bundle's generation config, else temperature 0.8 and top-p 0.95"
+        "generation", "without any of these: the bundle's generation config, else temperature 0.8 and top-p 0.95"
     )
     choice.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="(default: 64)")
     choice.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
@@ -132,6 +132,7 @@ def _main(argv: Sequence[str] | None) -> int:
     from neuro_sim.display import Display, put, stats_lines, status_line
     from neuro_sim.raster import parse_sites
     from neuro_sim.runfile import saturations
+    from spikeopd.sampling import asked_for
 
     given = {name: getattr(args, name) for name in SAMPLING_OPTIONS if getattr(args, name) is not None}
     Sampling(**given)  # refuses what makes no sense, before anything is read
@@ -142,7 +143,8 @@ def _main(argv: Sequence[str] | None) -> int:
     _check_outputs(args)
     _check_interactive(args)
     bundle = Bundle(args.bundle)
-    options = {name: given.get(name, getattr(bundle.sampling, name)) for name in SAMPLING_OPTIONS}
+    sampling = asked_for(given, bundle.sampling)
+    options: dict[str, Any] = {name: getattr(sampling, name) for name in SAMPLING_OPTIONS}
     wanted = parse_sites(args.trace, bundle.shape) if args.trace else frozenset()
     prompts = []
     if not args.interactive:

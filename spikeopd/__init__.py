@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spikeopd.autoload import watch
+
 if TYPE_CHECKING:
     from spikeopd.config import load_config as load_config
     from spikeopd.corpus import sample_corpus as sample_corpus
@@ -49,6 +51,9 @@ _HOMES = {
     "train_tokenizer": "spikeopd.text.tokenizer",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
+
+
+watch()  # so that transformers' Auto classes know the student
 
 
 def __getattr__(name: str) -> Any:

@@ -78,6 +78,16 @@ def from_generation_config(config: Mapping[str, Any]) -> Sampling:
     return replace(Sampling(1.0) if named else USUAL, **named)
 
 
+def asked_for(given: Mapping[str, Any], usual: Sampling) -> Sampling:
+    """The sampling of somebody who names some options: who names none gets the usual one whole.
+
+    Who names any gets it and no other filter, so that `temperature` alone means what it says.
+    """
+    named = {name: value for name, value in given.items() if value is not None}
+    base = Sampling(usual.temperature) if named.keys() & GENERATION.keys() else usual
+    return replace(base, **named)
+
+
 def choose(
     logits: Array, sampling: Sampling, generator: np.random.Generator, seen: Sequence[Sequence[int]] = ()
 ) -> int:

@@ -32,9 +32,9 @@ def test_pieces_are_the_text_up_to_the_first_stop(whole: str, stop: list[str], s
     pieces = Pieces(TEXT, stop)
     given = [pieces.next(tokens[:end]) for end in range(stride, len(tokens), stride)]
     given.append(pieces.next(tokens, final=True))
-    places = [place for place in map(whole.find, stop) if place >= 0]
-    assert "".join(given) == (whole[: min(places)] if places else whole)
-    assert pieces.stopped == bool(places)
+    ends = [(whole.find(one) + len(one), whole.find(one)) for one in stop if one in whole]
+    assert "".join(given) == (whole[: min(ends)[1]] if ends else whole)
+    assert pieces.stopped == bool(ends)
 
 
 def test_the_beginning_of_a_stop_string_waits() -> None:

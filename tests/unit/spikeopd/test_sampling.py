@@ -11,6 +11,7 @@ from spikeopd.errors import ConfigError
 from spikeopd.sampling import (
     USUAL,
     Sampling,
+    asked_for,
     choose,
     from_generation_config,
     generators,
@@ -117,4 +118,7 @@ def test_min_p_and_the_penalty_on_repetition():
 def test_what_a_generation_config_asks_for():
     assert from_generation_config({}) == USUAL == Sampling(0.8, top_p=0.95)
     assert from_generation_config({"do_sample": False, "temperature": 3}) == Sampling()
+    assert asked_for({"seed": 3}, USUAL) == Sampling(0.8, top_p=0.95, seed=3)
+    assert asked_for({"temperature": 0.5, "top_k": None}, USUAL) == Sampling(0.5)
+    assert asked_for({"top_k": 4}, USUAL) == Sampling(0.8, 4)
     assert from_generation_config({"top_k": 5, "eos_token_id": 2}) == Sampling(1.0, 5)
