@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     commands = {
-        "teacher": _teacher,
         "prepare": _prepare,
+        "teacher": _teacher,
         "tokenizer": _tokenizer,
         "corpus": _corpus,
         "vocabulary": _vocabulary,

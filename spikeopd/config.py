@@ -198,6 +198,11 @@ class Stage1Config:
         (), "also keep the student after these updates", "1k/2k/4k: initialisation study"
     )
 
+    @property
+    def internals(self) -> bool:
+        """Whether a target compares with the teacher's layers and attention maps; its logits alone cost less."""
+        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat))
+
 
 @dataclass(frozen=True)
 class Stage2Config:

@@ -43,11 +43,11 @@ def convert_llama2c(model: str | Path, output: str | Path, tokenizer: str | Path
     if not rest:
         raise InputError(f"llama2c: {path} ends with its weights; give the tokenizer: --tokenizer tokenizer.bin")
     pieces = _pieces(rest, sizes["vocab_size"], str(tokenizer or path))
-    config = LlamaConfig(
-        **sizes, rms_norm_eps=1e-5, tie_word_embeddings=not separate_head, bos_token_id=1, eos_token_id=2,
-        pad_token_id=None, attention_bias=False, mlp_bias=False,
-    )  # fmt: skip
-    llama = LlamaForCausalLM(config)
+    named: dict[str, Any] = {
+        **sizes, "rms_norm_eps": 1e-5, "tie_word_embeddings": not separate_head, "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": None, "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+    llama = LlamaForCausalLM(LlamaConfig(**named))
     llama.load_state_dict(weights, strict=separate_head)
     llama.tie_weights()
     with new_directory(output) as folder:
@@ -127,7 +127,8 @@ def _half_rotation(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 def _pieces(data: bytes, count: int, where: str) -> list[tuple[bytes, float]]:
     """(bytes, score) of every token."""
-    place, found = 4, []
+    found: list[tuple[bytes, float]] = []
+    place = 4
     for _ in range(count):
         if place + 8 > len(data):
             raise InputError(f"llama2c: {where}: {len(found)} tokens where the model has {count}")

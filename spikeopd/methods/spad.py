@@ -41,7 +41,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):
-            target = run_teacher(setup.teacher, ids, internals=True)
+            target = run_teacher(setup.teacher, ids, internals=options.internals)
             share, sums = run.call(objective.sums, ids, target, head, scale)
             run.backward(share)
             total += sums.double()

@@ -68,7 +68,7 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     decoder: Any = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
     copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
     llama: Any = teacher.model if isinstance(teacher, LlamaForCausalLM) else None
-    norm = decoder.final_layer_norm if decoder else llama.norm if llama else None
+    norm: Any = decoder.final_layer_norm if decoder else llama.norm if llama else None
     copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
     if done["final LayerNorm"] == "copied" and decoder:
         base.final_layer_norm.bias.copy_(norm.bias)
