@@ -40,6 +40,9 @@ def _export(args: argparse.Namespace) -> int:
 
     if args.to == "sanafe":
         return _network(args, say)
+    from spikeopd.students import find_student, read_config
+
+    read_config(find_student(args.checkpoint))  # a wrong path need not wait for torch
     exported = export.export(
         args.checkpoint,
         args.output,

@@ -79,9 +79,11 @@ def plain_layout(model: SpikeModel) -> SpikeModel:
     if model.precision != "int4":
         return model
 
+    sizes = {c.name: c.fan_out or 0 for c in projections(model.shape)}
+
     def layer(values: Layer) -> Layer:
-        sizes = {c.name: c.fan_out for c in projections(model.shape)}
-        return replace(values, **{name: unpack_pairs(getattr(values, name), sizes[name] or 0) for name in sizes})
+        weights: dict[str, Any] = {name: unpack_pairs(getattr(values, name), size) for name, size in sizes.items()}
+        return replace(values, **weights)
 
     return replace(model, layers=tuple(layer(values) for values in model.layers))
 

@@ -337,7 +337,7 @@ def _check_generation(file: Path, generation: Any) -> None:
         raise _wrong(file, "generation", "an object", generation)
     try:
         from_generation_config(generation)
-    except ConfigError as error:
+    except (ConfigError, ValueError, OverflowError) as error:  # NaN, infinity, more digits than a float has
         raise InputError(f"{file}: field 'generation': {_short(error)}") from None
 
 

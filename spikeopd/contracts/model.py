@@ -227,7 +227,9 @@ def head_logits(model: SpikeModel, counts: Array, accumulated: Array, sums: Arra
     if model.precision == "float32":
         return np.asarray(head.row_scale * (table.astype(np.float64) @ y) + head.bias)
     limit = (1 << (LOGIT_INPUT_BITS - 1)) - 1
-    exact = np.int32 if table.shape[1] * limit * 128 < 1 << 31 else np.int64  # the narrower one where no sum can wrap
+    exact: Any = (
+        np.int32 if table.shape[1] * limit * 128 < 1 << 31 else np.int64
+    )  # the narrower one where no sum can wrap
     integers = np.clip(np.rint(y), -limit, limit).astype(exact)
     return np.asarray(head.row_scale * (table.astype(exact) @ integers) + head.bias)
 
