@@ -14,28 +14,30 @@ TORCH ?= torch==2.13.0
 # Lava 0.10.0 needs numpy < 2.4 (docs/lava.md).
 NUMPY := "numpy>=1.26,<2.4"
 DEMO ?= demo
+# pip's own words are kept in a file and shown only if it fails: it warns of Lava's old pins each time (docs/lava.md).
+PIP = sh examples/quietly.sh $(VENV)/install.log $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --root-user-action=ignore
 PYTEST := $(BIN)/python -m pytest
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-slow test-interop lint install lava bench clean
+.PHONY: help demo test test-slow test-interop lint install lava sanafe docs bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//; 1,4p' Makefile
-	@echo "also: make test-slow, test-interop, lint, bench, clean"
+	@echo "also: make test-slow, test-interop, lint, lava, sanafe, docs, bench, clean"
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "== environment: $(VENV) with $$($(PYTHON) --version)"
+	@echo "== environment: $(VENV) with $$($(PYTHON) --version); minutes the first time, nothing the second"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
 	@echo "== installing $(TORCH)"
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(TORCH) \
+	@$(PIP) $(TORCH) \
 		|| { echo "torch did not install. Choose another: make $(MAKECMDGOALS) TORCH=torch"; exit 2; }
 	@echo "== installing spikeopd with everything the demo and the tests use"
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e ".[train,lava,eval,viz,serve,dev]" $(NUMPY)
+	@$(PIP) -e ".[train,lava,eval,viz,serve,dev]" $(NUMPY)
 	@echo "== installing Lava"  # last and without its pins, which are older than what it works with (docs/lava.md)
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps --ignore-requires-python lava-nc==0.10.0
+	@$(PIP) --no-deps --ignore-requires-python lava-nc==0.10.0
 	@touch $@
 
 demo: install
@@ -62,10 +64,25 @@ lint: install
 lava: install
 	@$(BIN)/python -c 'from neuro_sim.lava.compat import lava_available; print("Lava:", "ready" if lava_available() else "missing")'
 
+# The documentation as a site in site/; a broken link fails.
+docs: install
+	@$(PIP) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d site
+
+# A simulator of Loihi under GPL-3: an environment of its own, never a dependency (docs/sanafe.md).
+sanafe: .venv-sanafe/.installed
+
+.venv-sanafe/.installed:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name it: make sanafe PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x .venv-sanafe/bin/python || $(PYTHON) -m venv .venv-sanafe || { echo "venv failed: on Debian, apt-get install python3-venv"; exit 2; }
+	@.venv-sanafe/bin/python -m pip install -q --no-compile --disable-pip-version-check sanafe==2.2.9 numpy pyyaml
+	@.venv-sanafe/bin/python -c 'from importlib.metadata import version; import sanafe; print("SANA-FE:", version("sanafe"))'
+	@touch $@
+
 bench: install
 	@echo "Two of benchmarks/*.py: each says in its head what it measures, and prints ratios taken in turns in one run"
 	$(BIN)/python benchmarks/neuron.py
 	$(BIN)/python benchmarks/decode.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) site .pytest_cache .hypothesis

@@ -26,8 +26,10 @@ from spikeopd.contracts import (
     Head,
     Layer,
     ModelShape,
+    Precision,
     Site,
     SpikeModel,
+    weight_limit,
 )
 
 Array = NDArray[Any]
@@ -64,14 +66,17 @@ def calibrate(currents: Array, shift: int, rate: float) -> tuple[Array, Array]:
     return threshold, spikes_at(currents, threshold, shift)
 
 
-def calibrated_model(shape: ModelShape, rate: float, context: int, seed: int = 0) -> SpikeModel:
-    """A random int8 model that fires at about `rate` everywhere when decoding at about `context` tokens."""
+def calibrated_model(
+    shape: ModelShape, rate: float, context: int, seed: int = 0, precision: Precision = "int8"
+) -> SpikeModel:
+    """A random integer model that fires at about `rate` everywhere when decoding at about `context` tokens."""
     rng = np.random.default_rng(seed)
     d, f, width, steps = shape.hidden_size, shape.ffn_dim, shape.word_embed_proj_dim, shape.num_steps
     tokens = min(TOKENS, context)
+    limit = weight_limit(precision)
 
-    def weight(rows: int, columns: int) -> Array:
-        return rng.integers(-127, 128, (rows, columns), dtype=np.int8)
+    def weight(rows: int, columns: int, limit: int = 127) -> Array:
+        return rng.integers(-limit, limit + 1, (rows, columns), dtype=np.int8)
 
     def site(currents: Array, shift: int) -> tuple[Site, Array]:
         threshold, spikes = calibrate(currents, shift, rate)
@@ -88,8 +93,8 @@ def calibrated_model(shape: ModelShape, rate: float, context: int, seed: int = 0
     embed_site, x = site(residual, 0)
     layers = []
     for _ in range(shape.num_hidden_layers):
-        w_q, w_k, w_v, w_o = (weight(d, d) for _ in range(4))
-        w_1, w_2 = weight(d, f), weight(f, d)
+        w_q, w_k, w_v, w_o = (weight(d, d, limit) for _ in range(4))
+        w_1, w_2 = weight(d, f, limit), weight(f, d, limit)
         gain_o, gain_y = rng.normal(0, 2000, (2, d)).astype(np.int32)
         sites = {}
         sites["q"], q = site(project(x, w_q), WEIGHT_SHIFT)
@@ -103,7 +108,7 @@ def calibrated_model(shape: ModelShape, rate: float, context: int, seed: int = 0
         sites["y"], y = site(project(fired, w_2), WEIGHT_SHIFT)
         residual = residual + y * gain_y
         sites["h"], x = site(residual, 0)
-        layers.append(Layer(w_q, w_k, w_v, w_o, w_1, w_2, gain_o, gain_y, sites))
+        layers.append(Layer(w_q, w_k, w_v, w_o, w_1, w_2, sites, gain_o, gain_y))
     factorised = shape.factorised
     # Residual units of a token: about N(0, 3000), as calibrated above.
     spread = 73.0 * (73.0 * np.sqrt(width) if factorised else 1.0)
@@ -124,7 +129,7 @@ def calibrated_model(shape: ModelShape, rate: float, context: int, seed: int = 0
         out_scale=np.full(width, 1.0) if factorised else None,
         out_bias=np.zeros(width) if factorised else None,
     )
-    return SpikeModel(shape, "int8", DECAY, embedding, embed_site, tuple(layers), head)
+    return SpikeModel(shape, precision, DECAY, embedding, embed_site, tuple(layers), head)
 
 
 def _calibrate_attention(

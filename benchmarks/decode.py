@@ -11,6 +11,7 @@ Several threads: wall time. The bandwidth bound is bytes touched / read bandwidt
 Peers that need packages of their own run with --peer-python (default: .venv-bench/bin/python if it exists):
   python -m venv .venv-bench && .venv-bench/bin/pip install torch==2.13.0
   .venv-bench/bin/pip install transformers==5.22.2 ctranslate2 onnxruntime onnx onnxscript numba "numpy<2.4"
+  .venv-bench/bin/pip install xllamacpp gguf
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ NAMES = {
     "torch_int8": "torch dynamic int8, generate with KV cache",
     "ctranslate2": "CTranslate2 int8",
     "onnxruntime": "onnxruntime int8",
+    "llama_q8": "llama.cpp Q8_0, C interface",
+    "llama_q4": "llama.cpp Q4_0, C interface",
     "student": "dense torch student, T_s = 4, generate with KV cache",
 }
-OWN_ENVIRONMENT = ("hf", "torch_int8", "ctranslate2", "onnxruntime")  # the student needs this project's
+OWN_ENVIRONMENT = tuple(name for name in NAMES if name != "student")  # the student needs this project's
 # Goals as ratios at rate 0.17, context 512, one thread.
-GOALS = {"hf": 8.0, "fastest int8": 2.2, "student": 14.0}
+GOALS = {"hf": 8.0, "onnxruntime": 4.0, "llama_q4": 4.0, "prefill llama_q4": 2.0}
 
 
 class Contender:
@@ -48,7 +51,7 @@ class Contender:
             [python, str(HERE / "decode_worker.py"), json.dumps(options)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **limits},
         )  # fmt: skip
-        self.answer()
+        self.can_prefill = "prefill" in self.answer()
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -95,15 +98,17 @@ def main() -> None:
     for threads in args.threads:
         for context in args.contexts:
             for rate in args.rates:
-                start(f"event rate {rate} context {context} threads {threads}", sys.executable,
-                      kind="event", shape=args.shape, rate=rate, context=context, threads=threads)  # fmt: skip
+                for precision in args.precisions:
+                    start(f"event {precision} rate {rate} context {context} threads {threads}", sys.executable,
+                          kind="event", shape=args.shape, precision=precision, rate=rate, context=context,
+                          threads=threads)  # fmt: skip
         for peer in args.peers:
             python = args.peer_python if peer in OWN_ENVIRONMENT else sys.executable
             start(f"{peer} context {args.contexts[0]} threads {threads}", python,
                   kind=peer, context=args.contexts[0], threads=threads)  # fmt: skip
     events = [c for c in contenders if c.options["kind"] == "event"]
     bandwidth: dict[int, list[float]] = {threads: [] for threads in args.threads}
-    prefill: dict[str, list[float]] = {c.name: [] for c in events}
+    prefill: dict[str, list[float]] = {c.name: [] for c in contenders if c.can_prefill}
     batches: dict[str, dict[int, list[float]]] = {c.name: {size: [] for size in args.batch} for c in events}
     for turn in range(args.rounds):
         print(f"round {turn + 1} of {args.rounds}", file=sys.stderr)
@@ -113,10 +118,11 @@ def main() -> None:
                 bandwidth[threads].append(reader.ask("bandwidth")["bytes_per_second"])
         for contender in contenders:
             contender.measure(args.tokens)
-        for contender in events:
+        for contender in contenders:
             clock = "cpu" if contender.options["threads"] == 1 else "wall"
-            prefill[contender.name].append(1e3 * contender.ask("prefill", tokens=128)[clock] / 128)
-            for size, values in batches[contender.name].items():
+            if contender.can_prefill:
+                prefill[contender.name].append(1e3 * contender.ask("prefill", tokens=128)[clock] / 128)
+            for size, values in batches.get(contender.name, {}).items():
                 seconds = contender.ask("batch", tokens=args.tokens, size=size)[clock]
                 values.append(1e3 * seconds / args.tokens / size)
     report = {
@@ -143,6 +149,7 @@ def parse() -> argparse.Namespace:
     default_python = HERE.parent / ".venv-bench" / "bin" / "python"
     parser.add_argument("--shape", default="125m", choices=("tiny", "125m", "350m", "1.3b"))
     parser.add_argument("--rates", default="0.05,0.17,0.3")
+    parser.add_argument("--precisions", default="int8,int4", help="of the event engine's weights")
     parser.add_argument("--contexts", default="512,2048", help="peers run at the first")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--peers", default=",".join(NAMES), help="comma list, empty for none")
@@ -156,6 +163,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         args.rates, args.contexts, args.threads, args.rounds, args.batch = "0.17", "512", "1", 2, "4"
+    args.precisions = args.precisions.split(",")
     args.rates = [float(item) for item in args.rates.split(",")]
     args.contexts, args.threads, args.batch = (
         [int(item) for item in text.split(",") if item] for text in (args.contexts, args.threads, args.batch)
@@ -170,40 +178,43 @@ def parse() -> argparse.Namespace:
 def describe(contender: Contender, bandwidth: dict[int, list[float]], prefill: Any, batches: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": contender.name, **contender.options, "ms_per_token": contender.best()}
     entry["all_ms"] = contender.times
+    if contender.can_prefill:
+        entry["prefill_ms_per_token"] = min(prefill[contender.name])
     if contender.options["kind"] == "event":
         facts = contender.ask("facts")
         bound = 1e3 * facts["bytes_per_token"] / max(bandwidth[contender.options["threads"]])
         entry |= facts | {
             "bound_ms": bound,
             "share_of_bound": bound / entry["ms_per_token"],
-            "prefill_ms_per_token": min(prefill[contender.name]),
             "batch_ms_per_token": {size: min(values) for size, values in batches[contender.name].items()},
         }
     return entry
 
 
 def ratios(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every figure the goals name, at rate 0.17 and the first context, for each number of threads."""
+    """Every figure the goals name at the first context, for each number of threads, precision and rate."""
     result: dict[str, Any] = {}
-    for threads in sorted({entry["threads"] for entry in entries}):
-        group = [entry for entry in entries if entry["threads"] == threads]
-        ours = [entry for entry in group if entry["kind"] == "event"]
-        mine = min(ours, key=lambda e: (abs(e["rate"] - 0.17), e["context"]), default=None)
-        if mine is None:
-            continue
-        times = {entry["kind"]: entry["ms_per_token"] for entry in group if entry["kind"] != "event"}
-        int8 = {kind: ms for kind, ms in times.items() if kind not in ("hf", "student")}
-        row: dict[str, Any] = {kind: ms / mine["ms_per_token"] for kind, ms in times.items()}
-        if int8:
-            row["fastest int8"] = min(int8.values()) / mine["ms_per_token"]
+    first = min(entry["context"] for entry in entries)
+    peers = [entry for entry in entries if entry["kind"] != "event"]
+    events = [entry for entry in entries if entry["kind"] == "event"]
+    for mine in (entry for entry in events if entry["context"] == first):
+        row: dict[str, Any] = {}
+        for peer in (entry for entry in peers if entry["threads"] == mine["threads"]):
+            row[peer["kind"]] = peer["ms_per_token"] / mine["ms_per_token"]
+            if "prefill_ms_per_token" in peer:
+                row[f"prefill {peer['kind']}"] = peer["prefill_ms_per_token"] / mine["prefill_ms_per_token"]
         row["share of bandwidth bound"] = mine["share_of_bound"]
         row["prefill / decode throughput"] = mine["ms_per_token"] / mine["prefill_ms_per_token"]
-        longest = max(ours, key=lambda e: (e["rate"] == mine["rate"], e["context"]))
-        if longest["context"] != mine["context"]:
-            row[f"cost at context {longest['context']} / {mine['context']}"] = (
-                longest["ms_per_token"] / mine["ms_per_token"]
-            )
-        result[str(threads)] = row
+        for size, ms in mine["batch_ms_per_token"].items():
+            row[f"batch {size} / batch 1 throughput"] = mine["ms_per_token"] / ms
+        same = [entry for entry in events if all(entry[key] == mine[key] for key in ("precision", "rate"))]
+        for other in same:
+            if other["threads"] == mine["threads"] and other["context"] != first:
+                row[f"cost at context {other['context']} / {first}"] = other["ms_per_token"] / mine["ms_per_token"]
+            if other["threads"] < mine["threads"] and other["context"] == first:
+                wall = min(times["wall"] for times in other["all_ms"])
+                row[f"threads {mine['threads']} / {other['threads']} throughput"] = wall / mine["ms_per_token"]
+        result[f"{mine['precision']}, rate {mine['rate']}, threads {mine['threads']}"] = row
     return result
 
 
@@ -215,12 +226,13 @@ def table(report: dict[str, Any]) -> str:
         line = f"{label:58s} {entry['ms_per_token']:9.2f} {1e3 / entry['ms_per_token']:8.1f}"
         if entry["kind"] == "event":
             line += f" {entry['bytes_per_token'] / 1e6:9.1f} {entry['share_of_bound']:9.0%}"
-            line += f" {entry['prefill_ms_per_token']:11.2f}"
+        if "prefill_ms_per_token" in entry:
+            line = f"{line:96s} {entry['prefill_ms_per_token']:11.2f}"
         lines.append(line)
-    for threads, row in report["ratios"].items():
-        lines.append(f"\nratios at rate 0.17, threads {threads}")
+    for case, row in report["ratios"].items():
+        lines.append(f"\nagainst event {case}")
         for name, value in row.items():
-            goal = f"   (goal {GOALS[name]})" if name in GOALS and threads == "1" else ""
+            goal = f"   (goal {GOALS[name]})" if name in GOALS and "rate 0.17, threads 1" in case else ""
             lines.append(f"  {name:36s} {value:7.2f}{goal}")
     for name, why in report["not_available"].items():
         lines.append(f"not available: {name}: {why}")
@@ -236,7 +248,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
     entries = [e for e in report["contenders"] if e["threads"] == min(x["threads"] for x in report["contenders"])]
     entries.sort(key=lambda e: e["ms_per_token"])
     labels = [
-        f"event, rate {e['rate']}, context {e['context']}" if e["kind"] == "event" else NAMES[e["kind"]].split(",")[0]
+        f"event {e['precision']}, rate {e['rate']}, context {e['context']}"
+        if e["kind"] == "event"
+        else NAMES[e["kind"]].split(",")[0]
         for e in entries
     ]
     figure, axis = pyplot.subplots(figsize=(9, 0.6 + 0.42 * len(entries)))

@@ -2,6 +2,7 @@
 
 Reads one JSON object per line on stdin, answers with one per line on stdout:
   {"do": "measure", "tokens": n}  ->  {"cpu": seconds, "wall": seconds}   n tokens decoded one by one after the prompt
+  {"do": "prefill", "tokens": n}  ->  the same for the last n tokens of the prompt, fed at once; not every peer has it
 Started by decode.py; `python decode_worker.py '{"kind": "hf", ...}'` works by hand too.
 """
 
@@ -43,7 +44,7 @@ def event(options: dict[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[
     from neuro_sim.event.engine import EventDecoder
 
     shape, rate, context = OPT_SHAPES[options["shape"]], options["rate"], options["context"]
-    model = calibrated_model(shape, rate, context)
+    model = calibrated_model(shape, rate, context, precision=options["precision"])
     if options.get("refine", True):
         model = refine(model, rate, context)
     decoder = EventDecoder(model, threads=options["threads"])
@@ -98,7 +99,7 @@ def event(options: dict[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[
         "bandwidth": lambda: {"bytes_per_second": read_bandwidth(options["threads"])},
         "facts": facts,
     }
-    return commands, {"threads": options["threads"]}
+    return commands, {"prefill": 1}
 
 
 def resident_bytes() -> int:
@@ -142,7 +143,16 @@ def torch_loop(model: Any, options: dict[str, Any]) -> Measure:
     def measure(tokens: int) -> None:
         decode(tokens)
 
+    def prefill(tokens: int) -> None:
+        with torch.inference_mode():
+            model(ids[:, -tokens:], past_key_values=caches.pop(), use_cache=True, logits_to_keep=1)
+
+    def rewind(tokens: int) -> None:
+        caches.append(copy.deepcopy(filled))
+        caches[-1].crop(ids.shape[1] - tokens)
+
     measure.prepare = lambda: caches.append(copy.deepcopy(filled))  # type: ignore[attr-defined]
+    measure.prefill, measure.rewind = prefill, rewind  # type: ignore[attr-defined]
     return measure
 
 
@@ -206,6 +216,12 @@ def ctranslate2(options: dict[str, Any]) -> Measure:
         scale = tokens / max(1, count)
         return {"cpu": (time.process_time() - cpu) * scale, "wall": (time.perf_counter() - wall) * scale}
 
+    def prefill(tokens: int) -> dict[str, float]:
+        """Its cache cannot be cut short, so the whole prompt is fed and its mean taken."""
+        clock = timed(lambda: next(generator.generate_tokens(start, max_length=1, sampling_topk=1, end_token=["t1"])))
+        return {name: seconds * tokens / len(start) for name, seconds in clock.items()}
+
+    measure.prefill, measure.rewind = prefill, lambda tokens: None  # type: ignore[attr-defined]
     return measure  # type: ignore[return-value]
 
 
@@ -238,7 +254,36 @@ def onnxruntime(options: dict[str, Any]) -> Measure:
     return measure
 
 
-PEERS = {"hf": hf, "torch_int8": torch_int8, "student": student, "ctranslate2": ctranslate2, "onnxruntime": onnxruntime}
+def llama_cpp(options: dict[str, Any], kind: str) -> Measure:
+    """llama.cpp through its C interface, without its server or samplers: decode, then the largest logit."""
+    from llama_gguf import LlamaContext, write_gguf
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_gguf(Path(folder, "model.gguf"), kind)
+        context = LlamaContext(Path(folder, "model.gguf"), options["threads"])
+    fed = prompt(options["context"] - 32)
+    context.feed(fed)
+
+    def measure(tokens: int) -> None:
+        token = fed[0]
+        for _ in range(tokens):
+            token = int(context.feed([token]).argmax())
+
+    measure.prepare = lambda: context.keep(len(fed))  # type: ignore[attr-defined]
+    measure.rewind = lambda tokens: context.keep(len(fed) - tokens)  # type: ignore[attr-defined]
+    measure.prefill = lambda tokens: context.feed(fed[-tokens:]) is None and None  # type: ignore[attr-defined]
+    return measure
+
+
+PEERS: dict[str, Callable[[dict[str, Any]], Measure]] = {
+    "hf": hf,
+    "torch_int8": torch_int8,
+    "student": student,
+    "ctranslate2": ctranslate2,
+    "onnxruntime": onnxruntime,
+    "llama_q8": lambda options: llama_cpp(options, "Q8_0"),
+    "llama_q4": lambda options: llama_cpp(options, "Q4_0"),
+}
 
 
 def main() -> None:
@@ -257,7 +302,15 @@ def main() -> None:
             clock = timed(lambda: result.update(measure(tokens) or {}))
             return result or clock
 
-        commands, about = {"measure": command}, {"threads": options["threads"]}
+        def feed(tokens: int) -> dict[str, float]:
+            measure.rewind(tokens)  # type: ignore[attr-defined]
+            result: dict[str, float] = {}
+            clock = timed(lambda: result.update(measure.prefill(tokens) or {}))  # type: ignore[attr-defined]
+            return result or clock
+
+        commands, about = {"measure": command}, {}
+        if hasattr(measure, "prefill"):
+            commands["prefill"], about["prefill"] = feed, 1
     print(json.dumps({"ready": kind, **about}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

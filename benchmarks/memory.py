@@ -36,7 +36,7 @@ def main() -> None:
     numbers, arrays = (model.decay, model.embedding.shift, model.head.epsilon), model_arrays(model)
     weights = sum(array.size for array in arrays.values() if array.dtype == "int8")
     del model
-    place_weights(shape, arrays)  # handed over, as load_bundle does it
+    place_weights(shape, "int8", arrays)  # handed over, as load_bundle does it
     model = assemble(shape, "int8", *numbers, arrays)
     del arrays
     decoder = EventDecoder(model, threads=args.threads)

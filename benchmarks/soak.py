@@ -1,6 +1,6 @@
 """Long work of each kind, and what it leaks: slopes of memory, open files and threads, and what is left at the end.
 
-    python benchmarks/soak.py [--tokens 20000] [--updates 2000] [--lava 100]
+    python benchmarks/soak.py [--tokens 20000] [--updates 2000] [--lava 100] [--scale small|tiny]
 
 Prints one JSON line per kind. A slope is per thousand tokens, updates or starts, fitted over the last three quarters.
 """
@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,30 @@ def soak_tokens(count: int) -> None:
     watch.report()
 
 
-def soak_updates(count: int) -> None:
-    from training_setup import small_setup
+# Students of 2,000 updates: `tiny` is the recipe's with fewer and shorter rows (a third of a CPU-second an update),
+# `small` has two layers of width 32 (a tenth of that).
+SCALES = {
+    "tiny": ("batch_size=4", "micro_batch_size=4", "prompt_length=16", "max_completion_length=8"),
+    "small": (),
+}
 
+
+def soak_updates(count: int, scale: str = "small") -> None:
+    from training_setup import SMALL
+
+    from spikeopd.config import load_config
     from spikeopd.methods import opd, spad
+    from spikeopd.methods.setup import make_accelerator
     from spikeopd.runlog import RunLog
+    from spikeopd.students import no_bars
+    from spikeopd.training import random_setup
 
-    setup = small_setup(f"stage2.updates={count}", "stage1.updates=2", "train.save_every=100")
-    watch = Watch("Stage-2 updates")
+    no_bars()
+    words = [f"stage2.{word}" for word in SCALES[scale]] or SMALL
+    words = [*words, f"stage2.updates={count}", "stage1.updates=2", "stage1.deploy_updates=0", "train.threads=1"]
+    config = load_config("tiny", [*words, "train.save_every=100"])
+    setup = random_setup(config, make_accelerator(config.train))
+    watch = Watch(f"Stage-2 updates, {scale}")
 
     class Log(RunLog):
         def metrics(self, stage: str, update: int, values: Any) -> None:
@@ -110,10 +127,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--updates", type=int, default=2_000)
     parser.add_argument("--lava", type=int, default=100)
+    parser.add_argument("--scale", choices=tuple(SCALES), default="small", help="student of the updates")
     arguments = parser.parse_args()
     for work, count in (
         (soak_tokens, arguments.tokens),
-        (soak_updates, arguments.updates),
+        (partial(soak_updates, scale=arguments.scale), arguments.updates),
         (soak_lava, arguments.lava),
     ):
         if count:

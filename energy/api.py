@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energy.assembly import Options, report_rates, report_run
+from energy.chip import measured_hops
 from energy.comparison import compare_rows
 from energy.costs import CostTable, Placement, load_costs, load_memory, load_placement
 from energy.flops import dense_shape, keys_of_sequence, load_shape, load_teacher_shape, published_name
@@ -114,7 +115,7 @@ def report(
     costs: str | CostTable = "horowitz45",
     memory: str = "sram-1mb",
     teacher: str | ModelShape = "matched",
-    hops: tuple[float, float] | Hops = (0.0, 0.0),
+    hops: tuple[float, float] | Hops | None = None,
     name: str | None = None,
 ) -> Report:
     """Energy of one run: counted events times published prices, beside the estimate from rates and the dense teacher.
@@ -124,11 +125,11 @@ def report(
     memory   the level of `energy.costs.MEMORY` at which the traffic line is priced
     teacher  opt-125m, opt-350m, opt-1.3b, the config.json of an OPT, Llama, Mistral, Qwen, GPT-2 or GPT-NeoX, a shape,
              or "matched": OPT of the student's sizes
-    hops     mean tile hops of a spike, east-west and north-south
+    hops     mean tile hops of a spike, east-west and north-south; None: as a simulated chip measured them, else none
     name     what the report calls the run
     """
     run = as_run(source, name)
-    options = make_options(run.shape, costs, memory, teacher, hops)
+    options = make_options(run.shape, costs, memory, teacher, _hops(run, hops))
     return _report(report_run(run, options), _inputs(run, costs, teacher), run)
 
 
@@ -171,7 +172,7 @@ def compare(
     spikegpt: bool = False,
     costs: str | CostTable = "horowitz45",
     memory: str = "sram-1mb",
-    hops: tuple[float, float] | Hops = (0.0, 0.0),
+    hops: tuple[float, float] | Hops | None = None,
 ) -> Comparison:
     """Several runs side by side, per token: a list of sources as in `report`, or names and sources.
 
@@ -182,7 +183,7 @@ def compare(
     runs = [as_run(source, name) for name, source in named]
     if not runs:
         raise InputError("nothing to compare: give at least one run")
-    all_options = [make_options(run.shape, costs, memory, "matched", hops) for run in runs]
+    all_options = [make_options(run.shape, costs, memory, "matched", _hops(run, hops)) for run in runs]
     reports = [report_run(run, options) for run, options in zip(runs, all_options, strict=True)]
     table = all_options[0].costs
     dense = None if teacher is None else find_teacher(teacher, runs[0].shape)
@@ -204,7 +205,7 @@ def compare_twins(
     placement: str | Placement = "cores",
     costs: str | CostTable = "horowitz45",
     memory: str = "sram-1mb",
-    hops: tuple[float, float] | Hops = (0.0, 0.0),
+    hops: tuple[float, float] | Hops | None = None,
 ) -> FairComparison:
     """Students beside their quantised twins and their teachers in int8 and fp32, memory inside the bill.
 
@@ -288,6 +289,11 @@ def as_run(source: Source, name: str | None = None) -> Run:
     bundle = raw.get("bundle")
     known = bundle.get("name") if isinstance(bundle, Mapping) else None
     return parse_run(dict(raw), "run data", name or str(known or "run"))
+
+
+def _hops(run: Run, given: tuple[float, float] | Hops | None) -> tuple[float, float] | Hops:
+    """What was given, what a simulated chip measured, or none."""
+    return given if given is not None else measured_hops(run) or (0.0, 0.0)
 
 
 def make_options(

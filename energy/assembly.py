@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from energy.chip import chip_section
 from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, PLACEMENTS, CostTable, MemoryLevel
 from energy.flops import keys_of_sequence, opt_bytes, opt_macs, opt_parameters
 from energy.memory import CONVENTIONS, Work, counted_work, estimated_work, student_tally, twin_bits, twin_tally
@@ -107,6 +108,7 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
     source = {"kind": "run"} | source
     report = _assemble(run.shape, run.num_sequences, scopes, rates, options, source, site_rates)
     report["alternatives"] = _alternatives(run, options)
+    report["chip"] = chip_section(run)
     report["twin"] = _twin(counted_work(run))
     energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
     columns = {name: np.asarray(values).tolist() for name, values in vars(run.per_token).items()}
@@ -135,7 +137,7 @@ def report_rates(
         scopes.append(Scope(scope, tokens, keys, rate, count(lines, "neuron_active"), lines, lines, [], None))
     source = {"kind": "rates", "name": name, "backend": "none", "precision": "none", "complete": True, "bundle": {}}
     report, whole = _assemble(shape, 1, scopes, rates, options, source), scopes[-1]
-    report["alternatives"], report["tokens"] = [], []
+    report["alternatives"], report["tokens"], report["chip"] = [], [], None
     report["twin"] = _twin(estimated_work(shape, rates, whole.tokens, whole.keys))
     return report
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energy.render import FORMATS
+from spikeopd.arguments import add_version
 from spikeopd.errors import InputError, run_command, say
 
 if TYPE_CHECKING:
@@ -44,7 +45,12 @@ _Option = tuple[str, str, Callable[[str], Any], str]  # flag, metavar, type, hel
 _PRICING: tuple[_Option, ...] = (
     ("--costs", "NAME", str, "a cost table (see `costs`) or a .json file like them (default: horowitz45, the paper's)"),
     ("--memory", "LEVEL", str, "memory the traffic line is priced at (default: sram-1mb; see `costs`)"),
-    ("--hops", "EW,NS", _hops, "mean tile hops of a spike, east-west and north-south (default: 0,0)"),
+    (
+        "--hops",
+        "EW,NS",
+        _hops,
+        "mean tile hops of a spike, east-west and north-south (default: as measured by --backend sanafe, else 0,0)",
+    ),
 )
 _RATES: tuple[_Option, ...] = (
     ("--config", "CONFIG", str, "instead of a run: opt-125m, a checkpoint or bundle folder, or its config.json"),
@@ -120,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
         "rates and beside its dense teacher."
     )
     parser = _parser(argparse.ArgumentParser, PROG, about)
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (about, options) in _COMMANDS.items():
         command = _parser(commands.add_parser, name, about, help=about)

@@ -16,7 +16,11 @@ def student_row(report: dict[str, Any]) -> dict[str, Any]:
     shape = parse_shape(report["model"], "report")
     basis = "counted" if report["source"]["kind"] == "run" else "rates"
     name, parameters = report["source"]["name"], opt_parameters(shape)
-    return _row(name, parameters, whole["tokens"], whole["ops"], whole["rate"], whole["energy_pj"], basis)
+    row = _row(name, parameters, whole["tokens"], whole["ops"], whole["rate"], whole["energy_pj"], basis)
+    if chip := report.get("chip"):
+        row |= {f"chip_{key}": chip[key] for key in ("energy_per_token_pj", "energy_error_pj")}
+        row |= {"chip_us_per_token": chip["seconds_per_token"] * 1e6, "chip_us_error": chip["seconds_error"] * 1e6}
+    return row
 
 
 def teacher_row(name: str, shape: ModelShape, tokens: int, keys: int, costs: CostTable) -> dict[str, Any]:

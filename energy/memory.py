@@ -28,6 +28,7 @@ from energy.costs import OPERATIONS, Placement
 from energy.flops import DenseShape, SpikeGPTShape
 from energy.models import Rates, driven_rates, estimated_sops, measured_rates, measured_site_rates, site_cells
 from spikeopd.contracts import MEMBRANE_BITS, Activity, ModelShape, connections, projections
+from spikeopd.contracts.model import WEIGHT_BITS as STORED_BITS
 from spikeopd.contracts.run import Run
 from spikeopd.contracts.topology import layer_macs, outer_macs
 from spikeopd.errors import InputError
@@ -111,8 +112,8 @@ def activity_work(shape: ModelShape, activity: Activity, keys: int, precision: s
     """From counted events. Rows that were fetched are counted too, except the attention's, which are estimated."""
     site_rates = measured_site_rates(activity)
     estimate = estimated_work(shape, measured_rates(shape, activity), activity.tokens, keys)
-    # bytes / width of a weight; gains are 32 bits wide in both precisions
-    width = {"residual": 4} | {c.component: 1 if precision == "int8" else 4 for c in projections(shape)}
+    # bytes / width of a weight; gains are 32 bits wide in every precision
+    width = {"residual": 4.0} | {c.component: STORED_BITS[precision] / 8 for c in projections(shape)}
     reached = {
         name: activity.bytes[name] / width[name] if name in width else value for name, value in estimate.reached.items()
     }

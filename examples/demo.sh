@@ -1,11 +1,23 @@
 #!/bin/sh
-# The main job end to end on the shipped default. Called by `make demo`; BIN and OUT say where things are.
+# The main job end to end: first what the shipped student says, then train, export, run on two backends, report.
+# Called by `make demo`; BIN and OUT say where things are.
 set -eu
 BIN=${BIN:-.venv/bin}
 OUT=${OUT:-demo}
+SHIPPED=${SHIPPED:-stories}
 PROMPT="The following functions are"
 
 say() { printf '\n== %s\n' "$*"; }
+
+mkdir -p "$OUT"
+if "$BIN/python" -c 'import sys; from spikeopd.contracts.bundle import shipped_bundles; sys.exit(sys.argv[1] not in shipped_bundles())' "$SHIPPED"; then
+	say "a spiking language model speaks: the shipped student '$SHIPPED', in integers, compared with the oracle spike for spike"
+	"$BIN/spikeopd-run-lava" "$SHIPPED" --backend event --prompt "Once upon a time" --max-new-tokens 120 --seed 1 \
+		--output "$OUT/$SHIPPED.json"
+	"$BIN/spikeopd-run-lava" "$SHIPPED" --backend event --prompt "Once upon a time" --max-new-tokens 4 --seed 1 --verify
+else
+	say "this copy ships no trained student '$SHIPPED'; the one trained now speaks below"
+fi
 
 if [ -f "$OUT/run/final/config.json" ]; then
 	say "train: $OUT/run is there already (remove $OUT to begin anew)"
@@ -13,7 +25,7 @@ elif [ -f "$OUT/run/config.yaml" ]; then
 	say "train: continuing $OUT/run"
 	"$BIN/spikeopd-train" --config tiny --output "$OUT/run" --resume
 else
-	say "train: both stages from the shipped teacher, a few minutes"
+	say "train: a small student, both stages from the shipped teacher, a few minutes"
 	"$BIN/spikeopd-train" --config tiny --output "$OUT/run"
 fi
 
@@ -33,4 +45,12 @@ say "energy"
 "$BIN/spikeopd-energy" report "$OUT/run.json" --output "$OUT/energy.txt" --quiet
 "$BIN/spikeopd-energy" report "$OUT/run.json" --output "$OUT/energy.html" --quiet
 sed -n 1,14p "$OUT/energy.txt"
-say "done: the whole report is $OUT/energy.txt, and as a page $OUT/energy.html"
+
+say "done; what was made:"
+cat <<END
+   $OUT/run/final      the student, a Hugging Face folder      ($BIN/spikeopd-eval perplexity $OUT/run)
+   $OUT/bundle         its integers: NIR, tokenizer, manifest   ($BIN/spikeopd-run-lava $OUT/bundle --interactive)
+   $OUT/run.json       tokens, counts and timing of the run
+   $OUT/energy.html    the energy report as a page; energy.txt as text
+   watch it spike:     $BIN/spikeopd-serve $OUT/bundle          then open http://127.0.0.1:8000
+END

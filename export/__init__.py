@@ -3,9 +3,11 @@
     bundle = export.export("runs/tiny", "bundle", to="nir")        # or a loaded student; to="lava" for a Lava network
     bundle.path, bundle.report, bundle.verified
     placement = export.resource_map("bundle", context=256)         # cores of a Loihi 2, design rules checked
+    network = export.export_network("bundle", "network")           # plain neurons and synapses for SANA-FE's Loihi
 
 `api` is the way in; `quantize` lowers to integers, `nir` and `lava` write, `verify` reads back and compares,
-`reference` is the deployable model in torch, `loihi` places it on cores. Nothing is imported before it is used.
+`reference` is the deployable model in torch, `loihi` places it on cores, `sanafe` maps it to plain neurons. Nothing is
+imported before it is used.
 """
 
 from importlib import import_module
@@ -14,16 +16,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from export.api import Exported, export
     from export.loihi.map import ResourceMap, resource_map
+    from export.sanafe import ExportedNetwork, export_network
 
-__all__ = ["Exported", "ResourceMap", "export", "resource_map"]
+_HOMES = {
+    "Exported": "api", "export": "api", "ResourceMap": "loihi.map", "resource_map": "loihi.map",
+    "ExportedNetwork": "sanafe", "export_network": "sanafe",
+}  # fmt: skip
+__all__ = ["Exported", "ExportedNetwork", "ResourceMap", "export", "export_network", "resource_map"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'export' has no attribute {name!r}")
-    module = "export.loihi.map" if name in ("ResourceMap", "resource_map") else "export.api"
     try:
-        value = getattr(import_module(module), name)
+        value = getattr(import_module(f"export.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("export", "spikeopd", "neuro_sim"):
             raise

@@ -14,14 +14,16 @@ import torch
 
 from export.bundle_writer import BundleOptions, Target, bundle_draft, check_output
 from export.calibrate import search_clips
-from export.checkpoint import check_context, check_tokens, find_tokenizer, text_windows, token_ids
+from export.checkpoint import check_context, check_tokens, find_tokenizer, generation_values, text_windows, token_ids
 from export.evaluate import compare
+from export.finetune import BATCH, finish
 from export.lava.netx import write_netx
 from export.nir.graph import Neuron, Profile
 from export.quantize import lower, model_shape
 from export.report import REPORT_SCHEMA, model_bytes, parameter_count, support, tensor_table
 from export.verify import run_student, verify_bundle, verify_nir
-from spikeopd.contracts import Array, Precision
+from spikeopd.contracts import Array, Precision, is_integer
+from spikeopd.contracts.bundle import is_weight
 from spikeopd.errors import InputError
 from spikeopd.files import write_json
 from spikeopd.students import find_student, load_student, read_config
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 
 WINDOW = 128  # tokens per evaluation window
+WORTH_FINISHING = 0.01  # loss of perplexity above which the summary speaks of --finetune
 TRAINED = "exact: the student was trained with these integers"
 
 
@@ -81,6 +84,7 @@ def export(
     tokenizer: Path | str | None = None,
     source: str = "python-docs",
     calibrate: int = 0,
+    finetune: int = 0,
     evaluation_tokens: int | None = None,
     verification_tokens: int | None = None,
     allow_lossy: bool = False,
@@ -92,11 +96,12 @@ def export(
         student: a loaded student, its folder, or the run folder around it.
         output: folder to write; an old bundle is replaced, anything else is refused.
         to: "nir", or "lava" for arrays and a process graph.
-        precision: "int8", spike-exact on every backend, or "float32", the student's own numbers.
+        precision: "int8" or "int4", spike-exact on every backend, or "float32", the student's own numbers.
         profile, neuron, context: form of the NIR file, see docs/export.md. context: tokens of the unrolled profile.
         tokenizer: tokenizer file or its folder; None: the student's own.
         source: text for perplexity, calibration and verification.
         calibrate: training tokens on which each neuron's clipping scale is searched; 0: none.
+        finetune: updates in which the student learns to keep its answers with the integers; 0: none.
         evaluation_tokens, verification_tokens: how much to measure and to compare; None: by the model's size.
         allow_lossy: write even if verification finds a difference, and list it.
         say: receives a line before each slow step.
@@ -105,7 +110,9 @@ def export(
     A student trained with the integer forward pass is itself compared with the bundle, too.
     """
     counts = {"evaluation_tokens": evaluation_tokens, "verification_tokens": verification_tokens}
-    _check_arguments(to, precision, profile, neuron, {**counts, "calibrate": calibrate, "context": context})
+    _check_arguments(
+        to, precision, profile, neuron, {**counts, "calibrate": calibrate, "finetune": finetune, "context": context}
+    )
     watch = Stopwatch()
     # What can be refused without loading the model is refused here.
     output = Path(output)
@@ -116,9 +123,10 @@ def export(
         raise InputError(f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' alone: it cannot be exported")
     context = context if context is not None else 4 if profile == "unrolled" else 1
     check_context(config, context)
-    trained = precision == "int8" and config.get("deploy_precision") == "int8"
-    if trained and calibrate:
-        raise InputError("--calibrate chooses integer scales, but this student was trained with its own; drop it")
+    trained = is_integer(precision) and config.get("deploy_precision") == precision
+    if trained and (calibrate or finetune):
+        option = "--calibrate" if calibrate else "--finetune"
+        raise InputError(f"{option} finds integers, but this student was trained with its own; drop it")
     tokenizer_file = find_tokenizer(folder, tokenizer)
     words = load_tokenizer(tokenizer_file)
     say(f"loading {folder}" if isinstance(student, Path | str) else "copying the student")
@@ -139,19 +147,26 @@ def export(
     clips = None
     if calibrate:
         say(f"calibrating on {calibrate} tokens")
-        clips = search_clips(model, text_windows(source, words, length, max(1, calibrate // length), "train"))
+        samples = text_windows(source, words, length, max(1, calibrate // length), "train")
+        clips = search_clips(model, samples, precision)
         watch.stage("calibrate")
+    student_before = model
+    if finetune:
+        say(f"finishing with {finetune} updates in {precision}")
+        samples = text_windows(source, words, length, finetune * BATCH, "train")
+        model, trained = finish(model, samples, precision, finetune, say), True
+        watch.stage("finetune")
     say(f"lowering {size:,} parameters to {precision}")
     lowered = lower(model, precision, clips)
     watch.stage("lower")
     measured = None
     if evaluation:
         say(f"perplexity before and after on {windows[:measure].size} tokens of {source}")
-        measured = {"text": f"{source} (validation)", **compare(model, lowered.model, windows[:measure])}
+        measured = {"text": f"{source} (validation)", **compare(student_before, lowered.model, windows[:measure])}
         watch.stage("evaluate")
     prompts = choose_prompts(windows, verification)
     own = run_student(model, prompts) if trained else None
-    del model  # the proof needs the integers only; modules refer to each other, so collect
+    del model, student_before  # the proof needs the integers only; modules refer to each other, so collect
     gc.collect()
     options = BundleOptions(
         target=to,
@@ -160,6 +175,7 @@ def export(
         context=context,
         tokenizer=tokenizer_file,
         tokens=tokens,
+        generation=generation_values(folder),
         source={"checkpoint": folder.resolve().name},
     )
     say(f"writing {output}")
@@ -181,6 +197,7 @@ def export(
             "file_bytes": file.stat().st_size,
             "bytes_per_parameter": round(file.stat().st_size / parameters, 4),
             "calibrated": bool(calibrate),
+            **({"finetune_updates": finetune} if finetune else {}),
             **({"lowering": TRAINED} if trained else {}),
             "evaluation": measured,
             "verification": verified,
@@ -210,16 +227,19 @@ def _check_arguments(
     if counts["context"] is not None and profile != "unrolled":
         raise InputError("--context sizes the unrolled profile; add --nir-profile unrolled or drop it")
     if to == "lava":
-        if precision != "int8":
+        if not is_integer(precision):
             raise InputError("--to lava writes integers; drop --precision float32 (the NIR target has it)")
         if profile != "cell" or neuron != "exact":
             raise InputError("--nir-profile and --neuron shape a NIR file; drop them with --to lava")
-    least = {"evaluation_tokens": 0, "verification_tokens": 1, "calibrate": 0, "context": 1}
+    least = {"evaluation_tokens": 0, "verification_tokens": 1, "calibrate": 0, "finetune": 0, "context": 1}
     for name, value in counts.items():
         if value is not None and value < least[name]:
             raise InputError(f"--{name.replace('_', '-')} {value}: give {least[name]} or more")
-    if counts["calibrate"] and precision != "int8":
-        raise InputError("--calibrate chooses integer scales; it has no meaning with --precision float32")
+    for name in ("calibrate", "finetune"):
+        if counts[name] and not is_integer(precision):
+            raise InputError(f"--{name} finds integers; it has no meaning with --precision float32")
+    if counts["calibrate"] and counts["finetune"]:
+        raise InputError("--calibrate chooses scales that --finetune would choose again; give one of the two")
 
 
 def choose_prompts(windows: Array, tokens: int) -> list[list[int]]:
@@ -257,6 +277,12 @@ def summary(report: dict[str, Any], output: Path) -> str:
     lines.append(
         f"verified          {checked['tokens']} tokens, {checked['neuron_steps_compared']:,} neuron steps: {state}"
     )
+    if (e := report["evaluation"]) and report["precision"] == "int4" and "finetune_updates" not in report:
+        loss = e["perplexity_lowered"] / e["perplexity_student"] - 1
+        if loss > WORTH_FINISHING and not trained:
+            lines.append(
+                f"4 bits cost       {loss:.1%} of perplexity; a short finish wins most of it back: --finetune 200"
+            )
     if "nir" in checked:
         n = checked["nir"]
         what = "spikes" if "equal_output_spikes" in n else "values"
@@ -271,6 +297,6 @@ def summary(report: dict[str, Any], output: Path) -> str:
     lines += [
         f"clipped           {t['name']}: {t['clipped']} of {t['elements']} values"
         for t in report["tensors"]
-        if t["clipped"]
+        if t["clipped"] and not (report["precision"] == "int4" and is_weight(t["name"]))  # there clipping is chosen
     ]
     return "\n".join(lines)

@@ -10,15 +10,19 @@ from typing import Any
 import h5py
 
 from spikeopd.contracts import SpikeModel
-from spikeopd.contracts.bundle import NO_BIAS, array_specs
+from spikeopd.contracts.bundle import NO_BIAS, PAIRED, array_specs
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where an array of the model lies in an HDF5 file. `transposed`: stored [out, in] as NIR wants it."""
+    """Where an array of the model lies in an HDF5 file.
+
+    transposed: stored [out, in] as NIR wants it. paired: 4-bit weights, two in a byte.
+    """
 
     path: str
     transposed: bool = False
+    paired: bool = False
     transform: str = ""
 
 
@@ -39,7 +43,7 @@ def array_index(path: Path, locations: Mapping[str, Location], model: SpikeModel
                 "file": path.name,
                 "path": location.path,
                 "offset": int(offset),
-                "dtype": dataset.dtype.name,
+                "dtype": PAIRED if location.paired else dataset.dtype.name,
                 "shape": list(shape),
             }
             if location.transposed:

@@ -34,6 +34,7 @@ class BundleOptions:
     context: int = 1
     tokenizer: Path | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)  # ids of bos, eos, pad where the model has them
+    generation: Mapping[str, Any] = field(default_factory=dict)  # how to sample, as generation_config.json has it
     source: Mapping[str, Any] = field(default_factory=dict)  # where the model came from
 
 
@@ -110,15 +111,16 @@ def _write(model: SpikeModel, folder: Path, options: BundleOptions) -> dict[str,
     if options.tokenizer is not None:
         shutil.copyfile(options.tokenizer, folder / "tokenizer.json")
     manifest: dict[str, Any] = {
-        "schema": bundle_schema(model.shape),
+        "schema": bundle_schema(model.shape, model.precision),
         "target": options.target,
         **details,
         "precision": model.precision,
         "shape": model.shape.to_dict(),
-        "decay": int(model.decay) if model.precision == "int8" else float(model.decay),
+        "decay": int(model.decay) if model.integer else float(model.decay),
         "embedding_shift": int(model.embedding.shift),
         "epsilon": float(model.head.epsilon),
         "tokens": {name: int(value) for name, value in options.tokens.items()},
+        **({"generation": dict(options.generation)} if options.generation else {}),
         "source": {"spikeopd": __version__, **options.source},
         "arrays": array_index(folder / file, locations, model),
     }

@@ -14,42 +14,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.quantize import MODULES, model_shape
-from spikeopd.contracts import EMBED_SITE, RESIDUAL, projections
+from export.quantize import MODULES, best_ratios, model_shape
+from spikeopd.contracts import EMBED_SITE, RESIDUAL, Precision, projections, weight_limit
 from spikeopd.contracts.topology import INPUT
 from spikeopd.models.bispikclm import Recorder
-from spikeopd.models.grid import WEIGHT_MAX
 
 if TYPE_CHECKING:
     from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 
-RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
-
 
 @torch.no_grad()
-def search_clips(student: BiSpikCLMForCausalLM, windows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def search_clips(
+    student: BiSpikCLMForCausalLM, windows: NDArray[Any], precision: Precision = "int8"
+) -> dict[str, NDArray[Any]]:
     """Share of max |W| to keep, per projection and output neuron."""
     # A current write has a power of two for its scale: there is nothing to search.
     searched = [weight for weight in projections(model_shape(student)) if weight.target != RESIDUAL]
     moments = _second_moments(student, windows, {weight.driver for weight in searched})
     return {
         f"layers.{index}.{weight.name}": best_ratios(
-            getattr(block, MODULES[weight.name]).on_grid()[0].float(), moments[weight.driver_of(index)]
+            getattr(block, MODULES[weight.name]).on_grid()[0].float(),
+            moments[weight.driver_of(index)],
+            weight_limit(precision),
         ).numpy()
         for index, block in enumerate(student.model.layers)
         for weight in searched
     }
-
-
-def best_ratios(weight: Tensor, moment: Tensor) -> Tensor:
-    """weight [out, in], moment [in, in] -> the best of RATIOS for each output neuron."""
-    largest = weight.abs().amax(1, keepdim=True).clamp(min=1e-12)
-    errors = []
-    for ratio in RATIOS:
-        scale = largest * ratio / WEIGHT_MAX
-        difference = weight - (weight / scale).round().clamp(-WEIGHT_MAX, WEIGHT_MAX) * scale
-        errors.append(((difference @ moment) * difference).sum(1))
-    return torch.tensor(RATIOS, dtype=torch.float64)[torch.stack(errors).argmin(0)]
 
 
 def _second_moments(

@@ -10,7 +10,9 @@ import numpy as np
 
 from spikeopd.contracts import Array, ModelShape
 from spikeopd.contracts.bundle import SPECIAL_TOKENS
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
+from spikeopd.files import read_json
+from spikeopd.sampling import GENERATION
 from spikeopd.text.sources import Split
 from spikeopd.text.tokens import prepare, sequential_windows
 
@@ -33,6 +35,17 @@ def find_tokenizer(checkpoint: Path, given: Path | str | None) -> Path:
     if not file.is_file():
         raise InputError(f"{file}: no tokenizer; name the folder or tokenizer.json with --tokenizer")
     return file
+
+
+def generation_values(folder: Path) -> dict[str, Any]:
+    """What generation_config.json says about sampling, if there is one: a bundle's `generation`."""
+    file = folder / "generation_config.json"
+    try:
+        config = read_json(file) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: cannot be read ({short(error)})") from error
+    known = ("do_sample", *GENERATION)
+    return {name: config[name] for name in known if isinstance(config.get(name), int | float)}
 
 
 def token_ids(model: BiSpikCLMForCausalLM) -> dict[str, int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import export
-from spikeopd.errors import check_writable, run_command
+from spikeopd.arguments import add_version
+from spikeopd.errors import ConfigError, check_writable, run_command
 
 PROG = "spikeopd-export"
 EXAMPLES = """`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`.
@@ -37,6 +38,8 @@ def _export(args: argparse.Namespace) -> int:
         if not args.quiet:
             print(f"{PROG}: {text}", file=sys.stderr)
 
+    if args.to == "sanafe":
+        return _network(args, say)
     exported = export.export(
         args.checkpoint,
         args.output,
@@ -48,6 +51,7 @@ def _export(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         source=args.source,
         calibrate=args.calibrate,
+        finetune=args.finetune,
         evaluation_tokens=args.evaluation_tokens,
         verification_tokens=args.verification_tokens,
         allow_lossy=args.allow_lossy,
@@ -55,6 +59,17 @@ def _export(args: argparse.Namespace) -> int:
     )
     report = {**exported.report, "seconds": exported.seconds}
     print(json.dumps(report, allow_nan=False) if args.json else exported)
+    return 0
+
+
+def _network(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """--to sanafe: of a bundle or of a checkpoint."""
+    for name in ("precision", "nir_profile", "neuron", "tokenizer", "source", "calibrate", "evaluation_tokens"):
+        if getattr(args, name) != export_parser().get_default(name):
+            raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --to sanafe; drop it")
+    say(f"mapping {args.checkpoint}")
+    network = export.export_network(args.checkpoint, args.output, context=args.context, tokens=args.verification_tokens)
+    print(json.dumps(network.report, allow_nan=False) if args.json else network)
     return 0
 
 
@@ -79,12 +94,25 @@ def export_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder of a trained student, or the run folder around it"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder of a trained student, or the run folder around it; with --to sanafe also a bundle",
     )
-    parser.add_argument("--to", choices=("nir", "lava"), default="nir", help="kind of bundle (default: nir)")
+    parser.add_argument(
+        "--to",
+        choices=("nir", "lava", "sanafe"),
+        default="nir",
+        help="kind of bundle (default: nir); sanafe: not a bundle but a network for that simulator (docs/sanafe.md)",
+    )
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
-    parser.add_argument("--precision", choices=("int8", "float32"), default="int8", help="default: int8, spike-exact")
+    parser.add_argument(
+        "--precision",
+        choices=("int8", "int4", "float32"),
+        default="int8",
+        help="default: int8; int8 and int4 are spike-exact",
+    )
     parser.add_argument(
         "--nir-profile",
         choices=("cell", "unrolled"),
@@ -92,7 +120,12 @@ def export_parser() -> argparse.ArgumentParser:
         help="cell: nested blocks, attention of one pair to be replicated (default); "
         "unrolled: every token and pair of a small context, for conformance",
     )
-    parser.add_argument("--context", type=int, metavar="L", help="tokens of the unrolled profile (default: 4)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="L",
+        help="tokens of the unrolled profile (default: 4), or of the cache (sanafe, default: 32)",
+    )
     parser.add_argument(
         "--neuron",
         choices=("exact", "lif"),
@@ -113,6 +146,13 @@ def export_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="TOKENS",
         help="search each neuron's clipping scale on this many training tokens (default: 0, off)",
+    )
+    parser.add_argument(
+        "--finetune",
+        type=int,
+        default=0,
+        metavar="N",
+        help="teach the student its own answers with the integers of --precision for N updates (default: 0, off)",
     )
     parser.add_argument(
         "--evaluation-tokens",

@@ -1,6 +1,7 @@
-r"""Lower a trained student to the deployable `SpikeModel`: int8 with exact integer semantics, or float32.
+r"""Lower a trained student to the deployable `SpikeModel`: int8 or int4 with exact integer semantics, or float32.
 
-One scale per output neuron: with sigma_n = max_i |W_ni| / 127 (or less, if calibration clips),
+One scale per output neuron: with sigma_n = max_i |W_ni| / 127 (or less, if calibration clips; in int4 / 7, and less
+where clipping the largest weights lowers the error),
 
     w = round(W / sigma)     threshold = round(V / sigma * 2**6)     bias = round(b / sigma * 2**6)
 
@@ -9,8 +10,8 @@ the residual stream has no neuron to absorb its scale: there sigma_n is a power 
 Attention counts are integers already; thresholds and biases of `a` and `r` are rounded in units of 2**-10. Residual
 stream, its sites, gains and embedding current are integers in units of 2**-12 of the float ones.
 
-A student that was trained with the integer forward pass (`deploy_precision: int8`, models/grid.py) has these integers
-already: its own scales are taken, and nothing is left to round.
+A student trained with the integer forward pass of this precision (`deploy_precision`, models/grid.py) has these
+integers already: its own scales are taken, and nothing is left to round.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from spikeopd.contracts import (
     SpikeModel,
     projections,
     site_shift,
+    weight_limit,
 )
 from spikeopd.contracts.bundle import WRITE_SHIFT_LIMIT
 from spikeopd.contracts.topology import FORMS, SIZES
@@ -54,6 +56,7 @@ Array = NDArray[Any]
 
 RESIDUAL_UNIT = 1 << RESIDUAL_FRACTION_BITS
 MODULES = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj", "w_1": "fc1", "w_2": "fc2"}
+RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)  # shares of max |W| at which clipping is tried
 WRITTEN = {"w_o": "o", "w_2": "y"}  # the projections behind which a sublayer writes, and the name of what it writes
 
 
@@ -83,9 +86,9 @@ def model_shape(model: BiSpikCLMForCausalLM) -> ModelShape:
     return ModelShape(**{name: getattr(config, name) for name in (*SIZES, *FORMS, "distances")})
 
 
-def trained_integers(model: BiSpikCLMForCausalLM) -> bool:
-    """Whether the student's own forward pass is that of the deployable integers."""
-    return bool(model.config.deploy_precision == "int8")
+def trained_tables(model: BiSpikCLMForCausalLM) -> bool:
+    """Whether its forward pass uses the integer tables and sites around the weights, which all precisions share."""
+    return bool(model.config.deploy_precision != "none")
 
 
 @torch.no_grad()
@@ -102,20 +105,21 @@ def lower(
     if not 0 <= config.alpha <= 1:
         raise InputError(f"checkpoint: alpha {config.alpha} is outside 0 to 1; the membrane would grow without input")
     # Rounding of the tables is part of a forward pass that was trained with it, and no error then.
-    outer: list[TensorError] = [] if trained_integers(model) else errors
+    # The outer tables are the same in every integer precision.
+    outer: list[TensorError] = [] if trained_tables(model) else errors
     embedding, row_unit = _lower_embedding(model, outer)
     shared = config.neurons == "shared"
     neurons = core.neurons()
-    if shared and not trained_integers(model):  # the config's own number, which float32 would round
+    if shared and not trained_tables(model):  # the config's own number, which float32 would round
         neurons = Neurons(torch.tensor([config.threshold], dtype=torch.float64))
     embed_site = _lower_site(neurons, 0, config.hidden_size, "residual" if shared else EMBED_SITE, errors)
     layers = [
-        _lower_block(block, index, shape, embed_site if shared else None, clips or {}, errors)
+        _lower_block(block, index, shape, precision, embed_site if shared else None, clips or {}, errors)
         for index, block in enumerate(core.layers)
     ]
     spike_model = SpikeModel(
         shape=shape,
-        precision="int8",
+        precision=precision,
         decay=round(config.alpha * (1 << DECAY_BITS)),
         embedding=embedding,
         embed_site=embed_site,
@@ -132,6 +136,7 @@ def _lower_block(
     block: BiSpikCLMBlock,
     index: int,
     shape: ModelShape,
+    precision: Precision,
     residual: Site | None,
     clips: Mapping[str, Array],
     errors: list[TensorError],
@@ -140,24 +145,24 @@ def _lower_block(
     weights: dict[str, Array] = {}
     sites: dict[str, Site] = {}
     writes: dict[str, Array] = {}
-    trained = block.config.deploy_precision == "int8"
+    trained, limit = block.config.deploy_precision == precision, weight_limit(precision)
     for connection in projections(shape):
         name, label = connection.name, f"layers.{index}.{connection.name}"
         module: SpikeLinear = getattr(block, MODULES[name])
         weight, bias = _on_grid(module)
         if connection.target == RESIDUAL:
-            weights[name], shift, integer_bias = quantize_write(weight, bias, label, errors)
+            weights[name], shift, integer_bias = quantize_write(weight, bias, label, errors, limit)
             writes |= {f"shift_{WRITTEN[name]}": shift, f"bias_{WRITTEN[name]}": integer_bias}
             continue
         bias_label = f"layers.{index}.{connection.target}.bias"
         if trained:
             threshold, scale = _numpy(module.neurons().threshold), module.scale().numpy()
             weights[name], sites[connection.target] = _on_scale(
-                weight, bias, threshold, scale, label, bias_label, errors
+                weight, bias, threshold, scale, label, bias_label, errors, limit=limit
             )
         else:
             weights[name], sites[connection.target] = quantize_projection(
-                weight, bias, block.config.threshold, label, bias_label, errors, clips.get(label)
+                weight, bias, block.config.threshold, label, bias_label, errors, clips.get(label), limit
             )
     for site in ("a", "r"):
         size = shape.num_attention_heads if site == "a" else shape.hidden_size
@@ -185,17 +190,20 @@ def _lower_site(neurons: Neurons, shift: int, size: int, label: str, errors: lis
     )
 
 
-def quantize_write(weight: Array, bias: Array, label: str, errors: list[TensorError]) -> tuple[Array, Array, Array]:
+def quantize_write(
+    weight: Array, bias: Array, label: str, errors: list[TensorError], limit: int = WEIGHT_MAX
+) -> tuple[Array, Array, Array]:
     """weight [out, in] and bias [out] to int8 [in, out], uint8 shifts [out] and int32 biases in residual units."""
-    scale = grid.write_scale(torch.from_numpy(weight)).numpy()
+    scale = grid.write_scale(torch.from_numpy(weight), limit).numpy()
     shift = np.rint(np.log2(scale * RESIDUAL_UNIT)).astype(np.int64)
     if shift.max(initial=0) > WRITE_SHIFT_LIMIT:
         raise InputError(
             f"checkpoint: {label} has weights up to {np.abs(weight).max():.3g}; a write into the residual stream "
-            f"takes {WEIGHT_MAX * 2.0 ** (WRITE_SHIFT_LIMIT - RESIDUAL_FRACTION_BITS):g} at most"
+            f"takes {limit * 2.0 ** (WRITE_SHIFT_LIMIT - RESIDUAL_FRACTION_BITS):g} at most"
         )
-    integers = np.rint(weight / scale[:, None])
-    _note(errors, label, weight, integers * scale[:, None])
+    exact = np.rint(weight / scale[:, None])
+    integers = np.clip(exact, -limit, limit)
+    _note(errors, label, weight, integers * scale[:, None], int((integers != exact).sum()))
     name, _, leaf = label.rpartition(".")
     bias_label = f"{name}.bias_{WRITTEN[leaf]}"
     integer_bias = _round(bias, RESIDUAL_UNIT, np.int32, bias_label, errors, low=-SITE_LIMIT, high=SITE_LIMIT)
@@ -210,15 +218,30 @@ def quantize_projection(
     bias_label: str,
     errors: list[TensorError],
     clip: Array | None = None,
+    limit: int = WEIGHT_MAX,
 ) -> tuple[Array, Site]:
     """weight [out, in] and bias [out] to int8 [in, out] and the site that absorbs the scales."""
     largest = np.abs(weight).max(1).astype(np.float64)
-    scale = largest / WEIGHT_MAX if clip is None else largest * clip / WEIGHT_MAX
+    if clip is None and limit <= grid.FEW_LEVELS:
+        clip = best_ratios(torch.from_numpy(weight), None, limit).numpy()
+    scale = largest / limit if clip is None else largest * clip / limit
     # Threshold and bias must fit the membrane: a neuron with tiny weights, or a huge bias, gets a coarser scale.
     floor = np.maximum(threshold, np.abs(bias)) * (1 << WEIGHT_SHIFT) / SITE_LIMIT
     adapted = int((scale < floor).sum())
     scale = np.maximum(scale, floor)
-    return _on_scale(weight, bias, np.full(len(bias), threshold), scale, label, bias_label, errors, adapted)
+    return _on_scale(weight, bias, np.full(len(bias), threshold), scale, label, bias_label, errors, adapted, limit)
+
+
+def best_ratios(weight: Tensor, moment: Tensor | None, limit: int = WEIGHT_MAX) -> Tensor:
+    """weight [out, in] -> the best of RATIOS for each output neuron; moment [in, in] of its inputs, None: all alike."""
+    largest = weight.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    errors = []
+    ratios = RATIOS if limit > grid.FEW_LEVELS else (*RATIOS, 0.5, 0.4)
+    for ratio in ratios:
+        scale = largest * ratio / limit
+        difference = weight - (weight / scale).round().clamp(-limit, limit) * scale
+        errors.append(((difference if moment is None else difference @ moment) * difference).sum(1))
+    return torch.tensor(ratios, dtype=torch.float64)[torch.stack(errors).argmin(0)]
 
 
 def _on_scale(
@@ -230,16 +253,17 @@ def _on_scale(
     bias_label: str,
     errors: list[TensorError],
     adapted: int = 0,
+    limit: int = WEIGHT_MAX,
 ) -> tuple[Array, Site]:
     """Weight and site in units of each neuron's scale."""
     columns = scale[:, None].astype(weight.dtype)
     exact = weight / columns
-    rounded = np.clip(np.rint(exact), -WEIGHT_MAX, WEIGHT_MAX)
+    rounded = np.clip(np.rint(exact), -limit, limit)
     unit = (1 << WEIGHT_SHIFT) / scale
     site = Site(
         np.maximum(1, np.rint(threshold * unit)).astype(np.int32), np.rint(bias * unit).astype(np.int32), WEIGHT_SHIFT
     )
-    clipped = int((np.abs(exact) > WEIGHT_MAX + 0.5).sum())
+    clipped = int((np.abs(exact) > limit + 0.5).sum())
     _note(errors, label, weight, rounded * columns, clipped, adapted)
     _note(errors, bias_label, bias, site.bias / unit)
     return np.ascontiguousarray(rounded.astype(np.int8).T), site
@@ -252,7 +276,7 @@ def _lower_embedding(model: BiSpikCLMForCausalLM, errors: list[TensorError]) -> 
     """The embedding, and the float scale of each table row (the head shares the table)."""
     core = model.model
     # The two ways to scale differ for rows of zeros alone.
-    trained = grid.row_units(core.embed_tokens.weight).numpy() if trained_integers(model) else None
+    trained = grid.row_units(core.embed_tokens.weight).numpy() if trained_tables(model) else None
     table, row_unit = _quantize_rows(_numpy(core.embed_tokens.weight), "embedding.table", errors, trained)
     gain = _numpy(core.embed_gain).astype(np.float64)
     project_in = None

@@ -32,7 +32,7 @@ class TorchReference:
 
     def __init__(self, model: SpikeModel) -> None:
         self.model = model
-        self.integer = model.precision == "int8"
+        self.integer = model.integer
         ones = torch.ones(1, model.shape.hidden_size, dtype=torch.float64)
         self._sums = self._accumulate(ones)[0].numpy()
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from export.quantize import TensorError
-from spikeopd.contracts import SpikeModel, projections
-from spikeopd.contracts.bundle import array_specs
+from spikeopd.contracts import SpikeModel, is_integer, projections, row_bytes
+from spikeopd.contracts.bundle import array_specs, is_weight
 
 REPORT_SCHEMA = "spikeopd.export-report/1"
 
@@ -33,7 +33,8 @@ def parameter_count(model: SpikeModel) -> int:
 def model_bytes(model: SpikeModel) -> int:
     """Bytes of the model's arrays as the simulators hold them."""
     return sum(
-        np.dtype(dtype).itemsize * math.prod(size) for dtype, size in array_specs(model.shape, model.precision).values()
+        size[0] * row_bytes(size[1], model.precision) if is_weight(name) else np.dtype(dtype).itemsize * math.prod(size)
+        for name, (dtype, size) in array_specs(model.shape, model.precision).items()
     )
 
 
@@ -49,10 +50,10 @@ def support(target: str, neuron: str, profile: str, precision: str) -> list[dict
             ("attention and K/V cache", "exact", "as above; no stock Lava process has it"),
         ]
         return _rows(rows)
-    truncation = "lossy" if precision == "int8" else "exact"
+    truncation = "lossy" if is_integer(precision) else "exact"
     why = (
         "the truncating 12-bit decay and 24-bit saturation are not NIR; metadata has them"
-        if precision == "int8"
+        if is_integer(precision)
         else ""
     )
     rows.append(("neurons executed literally", truncation if neuron == "exact" else "lossy", why))

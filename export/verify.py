@@ -11,7 +11,7 @@ import torch
 
 from export.reference import TorchReference
 from neuro_sim.dense import DenseDecoder
-from spikeopd.contracts import Array, SpikeModel, SpikeTrace, equal_share, first_difference
+from spikeopd.contracts import Array, SpikeModel, SpikeTrace, equal_share, first_difference, is_integer
 from spikeopd.contracts.bundle import load_bundle, model_arrays
 from spikeopd.errors import CheckFailed
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
@@ -130,4 +130,4 @@ def _array_differences(model: SpikeModel, reread: SpikeModel) -> list[str]:
 
 def _logits_equal(a: Array, b: Array, precision: str) -> bool:
     """Exact for integers. A float head adds real numbers, and the order of adding may show in the last bits."""
-    return bool(np.array_equal(a, b) if precision == "int8" else np.allclose(a, b, rtol=1e-9, atol=1e-9))
+    return bool(np.array_equal(a, b) if is_integer(precision) else np.allclose(a, b, rtol=1e-9, atol=1e-9))

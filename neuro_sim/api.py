@@ -16,8 +16,9 @@ from neuro_sim.runfile import build_run, bundle_identity, summary
 from neuro_sim.text import Pieces, Text, read_text
 from neuro_sim.verify import agreement, compare
 from spikeopd import contracts
-from spikeopd.contracts import Activity, ModelShape, Precision, SpikeTrace, bundle, parse_run
+from spikeopd.contracts import Activity, ModelShape, Precision, SpikeModel, SpikeTrace, bundle, is_integer, parse_run
 from spikeopd.errors import ConfigError, InputError
+from spikeopd.sampling import from_generation_config
 
 Prompt = str | Sequence[int]  # text, or token numbers
 
@@ -30,6 +31,7 @@ class Bundle:
         self.manifest = bundle.read_manifest(self.folder)
         self.shape: ModelShape = bundle.manifest_shape(self.manifest)
         self.precision: Precision = self.manifest["precision"]
+        self.sampling = from_generation_config(self.manifest.get("generation", {}))  # what the commands start from
         self.text = read_text(self.folder, self.manifest)
 
     def load(self, backend: str | None = None, running: Running | None = None) -> Model:
@@ -150,10 +152,10 @@ class Generation:
         if len(self.traces) < len(self.sequences):
             raise ConfigError('verify compares spikes; generate with trace="all"')
         mine = self.model
-        integer = mine.precision == "int8"
+        integer = is_integer(mine.precision)
         name = other_backend(mine.backend, mine.precision)
         their_traces = [SpikeTrace() for _ in self.traces]
-        decoder = BACKENDS[name].open(mine.decoder.model, mine.running)
+        decoder = BACKENDS[name].open(plain_model(mine.decoder), mine.running)
         try:
             prompts = [sequence.prompt_tokens for sequence in self.sequences]
             pieces = make_pieces(mine.bundle.text, self.stop, len(prompts))
@@ -172,13 +174,19 @@ class Generation:
         return 0
 
 
+def plain_model(decoder: Any) -> SpikeModel:
+    """A decoder's model as every backend reads it; the event engine keeps weights of 4 bits in a form of its own."""
+    plain: SpikeModel | None = getattr(decoder, "plain_model", None)
+    return decoder.model if plain is None else plain
+
+
 def other_backend(backend: str, precision: Precision) -> str:
     """The backend that another one is compared with."""
-    if backend == "dense" and precision != "int8":
+    if backend == "dense" and not is_integer(precision):
         raise ConfigError(
             "--verify: a float32 bundle on the dense backend has nothing to be compared with; use --backend lava"
         )
-    return "event" if precision == "int8" and backend != "event" else "dense"
+    return "event" if is_integer(precision) and backend != "event" else "dense"
 
 
 def load(

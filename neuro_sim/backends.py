@@ -23,7 +23,7 @@ class Running:
 
     threads    of the event engine; None: all cores, or one for a small model
     precision  Lava runs an integer model as its float twin if this is float32; None: as the model is
-    timeout    seconds Lava may take for one token, and to build each of its processes
+    timeout    seconds Lava or SANA-FE may take for one token, and Lava to build each of its processes
     """
 
     threads: int | None = None
@@ -57,10 +57,10 @@ def event(model: SpikeModel, running: Running) -> Decoder:
         raise ConfigError(f"--threads {running.threads}: this machine does not allow so many; give fewer") from error
 
 
-def event_place(shape: ModelShape, arrays: dict[str, Any]) -> None:
+def event_place(shape: ModelShape, precision: Precision, arrays: dict[str, Any]) -> None:
     from neuro_sim.event.plan import place_weights
 
-    place_weights(shape, arrays)
+    place_weights(shape, precision, arrays)
 
 
 def lava(model: SpikeModel, running: Running) -> Decoder:
@@ -69,8 +69,16 @@ def lava(model: SpikeModel, running: Running) -> Decoder:
     require_lava()
     from neuro_sim.lava.decoder import LavaDecoder
 
-    fixed = (running.precision or model.precision) == "int8"
+    fixed = (running.precision or model.precision) != "float32"
     return LavaDecoder(model, precision="fixed" if fixed else "float", timeout=running.timeout)
+
+
+def sanafe(model: SpikeModel, running: Running) -> Decoder:
+    from neuro_sim.sanafe.decoder import NetworkDecoder
+    from neuro_sim.sanafe.process import ChipProcess, find_python
+
+    find_python()  # says how to get it, before anything is built
+    return NetworkDecoder(model, lambda network: ChipProcess(network, running.timeout))
 
 
 def dense(model: SpikeModel, running: Running) -> Decoder:
@@ -88,11 +96,16 @@ def pick_backend(
         backend, reason = _default_backend(shape)
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is not known; choose one of {', '.join(BACKENDS)}")
-    if precision == "int8" and stored != "int8":
-        raise ConfigError("--precision int8 needs an integer bundle; export it with --precision int8")
-    if precision == "float32" and stored == "int8" and backend != "lava":
+    if precision in ("int8", "int4") and stored != precision:
+        raise ConfigError(
+            f"--precision {precision} needs an integer bundle with such weights, this one holds {stored}; drop the "
+            f"option, or export with --precision {precision}"
+        )
+    if precision == "float32" and stored != "float32" and backend != "lava":
         raise ConfigError("--precision float32 with an integer bundle runs on Lava only; add --backend lava")
-    if backend == "event" and stored != "int8":
+    if backend == "sanafe" and stored == "float32":
+        raise ConfigError("--backend sanafe runs integers and this bundle is float32; export it with --precision int8")
+    if backend == "event" and stored == "float32":
         return "dense", "the event engine is for integers and this bundle is float32"
     return backend, reason
 
@@ -116,4 +129,5 @@ BACKENDS: dict[str, Backend] = {
     "event": Backend("compiled and fast", event, event_place),
     "lava": Backend("Lava processes", lava),
     "dense": Backend("the slow oracle", dense),
+    "sanafe": Backend("SANA-FE's simulated Loihi, if it is installed", sanafe),
 }

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from neuro_sim.backends import BACKENDS, Running, pick_backend
+from spikeopd.arguments import add_version
 from spikeopd.errors import (
     BackendMissing,
     ConfigError,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from neuro_sim.text import Text
 
 PROG = "spikeopd-run-lava"
+PRECISIONS = ("int8", "int4", "float32")
+PROMPT_LIMIT = 64 << 20  # characters
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens")
 OLD_PRECISIONS = {"fixed": "int8", "float": "float32"}  # accepted for a release
 EXAMPLES = f"""\
 examples:
@@ -54,23 +58,36 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        choices=("int8", "float32", *OLD_PRECISIONS),
-        metavar="{int8,float32}",
-        help="int8: integers, spike for spike the same on every backend; float32: for float32 bundles, and on Lava for "
-        "any (default: what the bundle holds)",
+        choices=(*PRECISIONS, *OLD_PRECISIONS),
+        metavar=f"{{{','.join(PRECISIONS)}}}",
+        help="int8, int4: integers, spike for spike the same on every backend; float32: for float32 bundles, and on "
+        "Lava for any (default: what the bundle holds)",
     )
-    text = parser.add_argument_group("prompts", "several may be given; without any, stdin is read")
+    add_version(parser)
+    text = parser.add_argument_group("prompts", "several may be given; without any, stdin is one prompt")
     # One list for all three, so that the results come in the order of the command line.
     prompt: dict[str, Any] = {"action": _AddPrompt, "dest": "prompts", "default": []}
     text.add_argument("--prompt", metavar="TEXT", **prompt)
-    text.add_argument("--prompt-file", metavar="FILE", help="one prompt per file, - is stdin", **prompt)
+    text.add_argument("--prompt-file", metavar="FILE", help="a whole file is one prompt; - is stdin", **prompt)
+    text.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help='every line is a prompt, or an object {"prompt": "..."} (JSONL); - is stdin',
+        **prompt | {"dest": "prompts"},
+    )
     text.add_argument("--prompt-tokens", metavar="IDS", help="token numbers: 2,100,4", **prompt)
-    choice = parser.add_argument_group("generation")
+    text.add_argument("--interactive", action="store_true", help="continue a text in turns, line by line")
+    choice = parser.add_argument_group(
+        "generation", "without any of these: the bundle's generation config, else temperature 0.8 and top-p 0.95"
+    )
     choice.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="(default: 64)")
-    choice.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    choice.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps all (default: 0)")
-    choice.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 keeps all (default: 1)")
+    choice.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    choice.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest; 0 keeps all")
+    choice.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest that make up this share; 1: all")
+    choice.add_argument("--min-p", type=float, metavar="P", help="drop what is less likely than P times the likeliest")
+    choice.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1: what was said is less likely")
     choice.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    choice.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
     choice.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, metavar="RUN.json", help="write tokens, counts and timing")
@@ -82,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="where to write them, and a picture beside (default: RUN.trace.npz beside RUN.json)",
     )
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    output.add_argument("--stats", action="store_true", help="time by phase, events and energy by part, on stderr")
     output.add_argument("--quiet", action="store_true", help="no progress and no summary on stderr")
     run = parser.add_argument_group("running")
     run.add_argument("--threads", type=int, metavar="N", help="of the event engine (default: all cores)")
@@ -111,21 +129,27 @@ def _main(argv: Sequence[str] | None) -> int:
     args = build_parser().parse_args(argv)
     from neuro_sim.api import Bundle, generate, other_backend
     from neuro_sim.decode import Sampling, check_prompts
-    from neuro_sim.display import Display, put, status_line
+    from neuro_sim.display import Display, put, stats_lines, status_line
     from neuro_sim.raster import parse_sites
     from neuro_sim.runfile import saturations
+    from spikeopd.sampling import asked_for
 
-    options = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed", "max_new_tokens")}
-    Sampling(**options)  # refuses what makes no sense
+    given = {name: getattr(args, name) for name in SAMPLING_OPTIONS if getattr(args, name) is not None}
+    Sampling(**given)  # refuses what makes no sense, before anything is read
     precision: Any = OLD_PRECISIONS.get(args.precision, args.precision)
     running = Running(args.threads, precision, args.timeout)
     if args.trace_file and not args.trace:
         raise ConfigError("--trace-file needs --trace SITES, for example --trace all")
     _check_outputs(args)
+    _check_interactive(args)
     bundle = Bundle(args.bundle)
+    sampling = asked_for(given, bundle.sampling)
+    options: dict[str, Any] = {name: getattr(sampling, name) for name in SAMPLING_OPTIONS}
     wanted = parse_sites(args.trace, bundle.shape) if args.trace else frozenset()
-    prompts = _read_prompts(args, bundle.text)
-    check_prompts(bundle.shape, prompts)
+    prompts = []
+    if not args.interactive:
+        prompts = _read_prompts(args, bundle.text)
+        check_prompts(bundle.shape, prompts)
     backend, reason = pick_backend(bundle.shape, bundle.precision, args.backend, precision)
     if args.verify:
         other_backend(backend, precision or bundle.precision)  # refuses what cannot be compared
@@ -135,11 +159,19 @@ def _main(argv: Sequence[str] | None) -> int:
         if reason:
             say(f"{PROG}: backend {backend}: {reason}")
     must_finish = bool(args.output or wanted or args.verify)
+    options |= {"stop": args.stop, "ignore_eos": args.ignore_eos}
+    if not args.quiet and sys.stderr.isatty():
+        say(f"loading {bundle.folder} ...")
     with bundle.load(backend, running) as model:
-        show = Display(bundle.text, len(prompts), quiet=args.quiet, stream=not args.json, must_finish=must_finish)
-        with show as display:
+        if args.interactive:
+            from neuro_sim.interactive import talk
+
+            talk(model, options, args.quiet)
+            return 0
+        seen = {"quiet": args.quiet, "stream": not args.json, "must_finish": must_finish, "stop": args.stop}
+        with Display(bundle.text, len(prompts), **seen) as display:
             sites = "all" if args.verify else args.trace
-            done = generate(model, prompts, **options, ignore_eos=args.ignore_eos, trace=sites, notify=display.update)
+            done = generate(model, prompts, **options, trace=sites, notify=display.update)
         if not args.json:
             display.finish(done.result)
         trace_failed = _write_traces(args, wanted, done) if wanted else None
@@ -154,6 +186,8 @@ def _main(argv: Sequence[str] | None) -> int:
     if args.json:
         put(_json_line(done, verified), must_finish)
     if not args.quiet:
+        for line in stats_lines(done.result, model.load_seconds) if args.stats else ():
+            say(line)
         say(status_line(done.result))
         for number, sequence in enumerate(done.sequences, start=1):
             if sequence.stopped == "context":
@@ -173,6 +207,12 @@ def _main(argv: Sequence[str] | None) -> int:
         say(f"{PROG}: verification interrupted, nothing is proven{kept}")
         return 130
     return 0
+
+
+def _check_interactive(args: argparse.Namespace) -> None:
+    names = ("prompts", "output", "trace", "json", "verify", "stats")
+    if args.interactive and (odd := [name for name in names if getattr(args, name)]):
+        raise ConfigError(f"--interactive writes nothing but text; drop --{odd[0].replace('prompts', 'prompt')}")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -202,10 +242,35 @@ def _read_prompts(args: argparse.Namespace, text: Text) -> list[list[int]]:
         if sys.stdin is None or sys.stdin.isatty():
             raise ConfigError("no prompt: use --prompt TEXT, --prompt-file FILE, or pipe text into stdin")
         given = [("--prompt-file", "-")]
-    return [
-        _token_numbers(value) if option == "--prompt-tokens" else text.encode(_prompt_text(option, value))
-        for option, value in given
-    ]
+    prompts = []
+    for option, value in given:
+        if option == "--prompt-tokens":
+            prompts.append(_token_numbers(value))
+        else:
+            found = _prompt_text(option, value)
+            prompts += map(text.encode, _lines(found, value) if option == "--prompts" else [found])
+    return prompts
+
+
+def _lines(text: str, file: str) -> list[str]:
+    """The prompts of a file with one on each line, plain or as objects; empty lines are none."""
+    import json
+
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        prompt: Any = line
+        if line.startswith("{"):
+            try:
+                prompt = json.loads(line).get("prompt")
+            except ValueError as error:
+                raise InputError(f"--prompts {file}: line {number} begins like JSON and is none ({error})") from None
+            if not isinstance(prompt, str):
+                raise InputError(f'--prompts {file}: line {number} has no text under "prompt"')
+        if line.strip():
+            found.append(prompt)
+    if not found:
+        raise InputError(f"--prompts {file}: no line holds a prompt")
+    return found
 
 
 def _token_numbers(given: str) -> list[int]:
@@ -217,14 +282,14 @@ def _token_numbers(given: str) -> list[int]:
 
 def _prompt_text(option: str, value: str) -> str:
     """The text of --prompt or --prompt-file. Bytes that are no text came through as surrogates and are refused."""
-    where = "--prompt" if option == "--prompt" else "stdin" if value == "-" else f"--prompt-file {value}"
+    where = "--prompt" if option == "--prompt" else "stdin" if value == "-" else f"{option} {value}"
     try:
-        found = value if option == "--prompt" else _read_stdin() if value == "-" else Path(value).read_text("utf-8")
+        found = value if option == "--prompt" else _read_stdin() if value == "-" else _read_file(value)
         found.encode("utf-8")
     except UnicodeError as error:
         raise InputError(f"{where}: the prompt is not UTF-8 text ({error})") from error
-    except OSError as error:
-        raise InputError(f"{where}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # no such file; a name that no file can have
+        raise InputError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
     return found
 
 
@@ -233,7 +298,20 @@ def _read_stdin() -> str:
         raise InputError("stdin is closed; there is no prompt to read")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # a prompt is UTF-8, whatever the terminal speaks
-    return sys.stdin.read()
+    return _bounded(sys.stdin)
+
+
+def _read_file(name: str) -> str:
+    with open(name, encoding="utf-8") as file:
+        return _bounded(file)
+
+
+def _bounded(file: TextIO) -> str:
+    """A prompt may come through a pipe, whose length nobody knows before."""
+    text = file.read(PROMPT_LIMIT + 1)
+    if len(text) > PROMPT_LIMIT:
+        raise InputError(f"{file.name}: more than {PROMPT_LIMIT} characters are no prompt")
+    return text
 
 
 def _write_traces(args: argparse.Namespace, wanted: frozenset[tuple[int, str]], done: Generation) -> InputError | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, connections, ordered_sites
+from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, connections, fetched_bytes, ordered_sites
 from spikeopd.contracts.topology import outer_macs
 
 Array = NDArray[Any]
@@ -58,15 +58,15 @@ class EventCounter:
     def _count_layer(
         self, activity: Activity, index: int, spikes: Mapping[SiteKey, Array], totals: Mapping[SiteKey, Array]
     ) -> None:
-        shape, layer = self.model.shape, self.model.layers[index]
+        shape = self.model.shape
         for connection in connections(shape):
             if connection.fan_out is None or connection.component == "av":  # these read the cache, below
                 continue
             component, driver = connection.component, connection.driver_of(index)
             activity.sops[component][index] += totals[driver] * connection.fan_out
             activity.additions[component][index] += totals[driver] * connection.fan_out
-            row_bytes = connection.fan_out * getattr(layer, connection.name).itemsize
-            activity.bytes[component] += int(spikes[driver].any(0).sum()) * row_bytes
+            read = fetched_bytes(connection, self.model.precision)
+            activity.bytes[component] += int(spikes[driver].any(0).sum()) * read
 
         steps, heads, context = shape.num_steps, shape.num_attention_heads, self.position + 1
         q, k, v = (spikes[index, site] for site in "qkv")

@@ -71,6 +71,7 @@ class Result:
     per_token: dict[str, list[Any]]
     seconds: dict[str, float]
     complete: bool = False
+    chip: dict[str, Any] | None = None  # what a backend that simulates a chip measured
 
     @property
     def activity(self) -> Activity:
@@ -196,6 +197,8 @@ class Loop:
             per_token={name: [] for name in columns},
             seconds=dict.fromkeys(PHASES, 0.0),
         )
+        if begin := getattr(decoder, "begin", None):  # some backends are built for a length
+            begin(max(map(len, prompts)) + max(0, sampling.max_new_tokens - 1))
         self.random = generators(prompts, sampling.seed)
         # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.
         self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.num_steps), np.int64)
@@ -286,6 +289,8 @@ class Loop:
 
     def finish(self) -> None:
         """sops_unmasked, now that the lengths are known: every query spike of a sequence against all of its tokens."""
+        if measured := getattr(self.decoder, "measured", None):
+            self.result.chip = measured()
         for index, sequence in enumerate(self.result.sequences):
             for place, phase in enumerate(PHASES):
                 self.result.phases[phase].sops_unmasked += self.queries[index, place] * sequence.fed

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.fixed_point import run_site
-from spikeopd.contracts import EMBED_SITE, Activity, Layer, Site, SpikeModel, SpikeTrace, head_logits
+from spikeopd.contracts import EMBED_SITE, Activity, Layer, Site, SpikeModel, SpikeTrace, head_logits, row_bytes
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
@@ -25,8 +25,8 @@ class DenseDecoder:
         self.model = model
         self.trace = trace
         # Sums, like membranes, must be exact: int64 for integers, float32 as the exported model has it.
-        self._wide: Any = np.int64 if model.precision == "int8" else np.float32
-        head, wide = model.head, np.int64 if model.precision == "int8" else np.float64
+        self._wide: Any = np.int64 if model.integer else np.float32
+        head, wide = model.head, np.int64 if model.integer else np.float64
         self._head_rows: Array | None = None  # None: the identity
         if head.gamma is not None:
             self._head_rows = np.multiply(model.embedding.table.T, head.gamma[:, None], dtype=wide)  # [d, vocab]
@@ -121,7 +121,7 @@ class DenseDecoder:
         activity.sops[component][layer] += events
         activity.additions[component][layer] += events
         rows = int(spikes.any(0).sum())
-        activity.bytes[component] += rows * weight.shape[1] * weight.itemsize
+        activity.bytes[component] += rows * row_bytes(weight.shape[1], self.model.precision)
         return np.asarray(spikes.astype(self._wide) @ weight.astype(self._wide))
 
     def _write(self, activity: Activity, index: int, site: str, component: str, spikes: Array, h: Array) -> Array:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from neuro_sim.decode import Result
+from neuro_sim.decode import PHASES, Generated, Result
 from neuro_sim.runfile import summary
 from neuro_sim.text import Pieces, Text
+from spikeopd.contracts import APPENDIX_E_PJ
 from spikeopd.errors import discard_stdout, printable, say
 
 REFRESH_SECONDS = 0.2
@@ -29,6 +31,32 @@ def status_line(result: Result) -> str:
         f"{made}  {speed}  {s['sops_per_token'] / 1e6:.3f} M SOPs/token  "
         f"{energy(s['pj_per_token'])}/token  rate {s['firing_rate']:.3f}"
     )
+
+
+def stats_lines(result: Result, load_seconds: float) -> list[str]:
+    """--stats: time of each phase, and where events and energy went."""
+    activity, lines = result.activity, [f"loading       {load_seconds:8.3f} s"]
+    for phase in PHASES:
+        fed, seconds = result.phases[phase].tokens, result.seconds[phase]
+        rate = f"{fed / seconds:10.1f} tok/s" if fed and seconds else ""
+        lines.append(f"{phase:<13} {seconds:8.3f} s  {fed:6d} tokens fed {rate}")
+    total = sum(int(counts.sum()) for counts in activity.sops.values()) * APPENDIX_E_PJ["ac"]
+    macs = activity.macs["embed"] + activity.macs["head"]
+    total += macs * APPENDIX_E_PJ["mac"]
+    tokens = max(1, activity.tokens)
+
+    def row(name: str, count: int, unit: str, pj: float) -> str:
+        share = 100 * pj / total if total else 0.0
+        return f"{name:<13} {count / tokens:12,.0f} {unit}/token  {energy(pj / tokens):>9}/token {share:5.1f} %"
+
+    for name, counts in activity.sops.items():
+        lines.append(row(name, int(counts.sum()), "SOPs", APPENDIX_E_PJ["ac"] * int(counts.sum())))
+    lines.append(row("host, dense", macs, "MACs", APPENDIX_E_PJ["mac"] * macs))
+    for layer in range(len(activity.sops_unmasked)):
+        spikes = sum(int(activity.spikes[site][layer].sum()) for site in activity.spikes if site not in ("a", "embed"))
+        cells = sum(int(activity.cells[site][layer].sum()) for site in activity.cells if site not in ("a", "embed"))
+        lines.append(f"layer {layer:<7} rate {spikes / max(1, cells):.3f}")
+    return lines
 
 
 def energy(pj: float) -> str:
@@ -57,13 +85,22 @@ class Display:
     must_finish: the run is wanted for more than its text, so it goes on when nobody reads that any more.
     """
 
-    def __init__(self, text: Text, num_sequences: int, *, quiet: bool, stream: bool, must_finish: bool = False) -> None:
-        self.text, self.quiet, self.must_finish = text, quiet, must_finish
+    def __init__(
+        self,
+        text: Text,
+        num_sequences: int,
+        *,
+        quiet: bool,
+        stream: bool,
+        must_finish: bool = False,
+        stop: Sequence[str] = (),
+    ) -> None:
+        self.text, self.quiet, self.must_finish, self.stop = text, quiet, must_finish, stop
         self.read = True  # until the reader of stdout goes away
         self.stream = stream and num_sequences == 1
         self.terminal = sys.stderr.isatty() and not quiet
         self.in_place = self.terminal and self.stream and sys.stdout.isatty()
-        self.pieces = Pieces(text)
+        self.pieces = Pieces(text, stop)
         self.last_refresh, self.last_log = 0.0, time.monotonic()
         self.live: Any = None
 
@@ -99,8 +136,13 @@ class Display:
         line = RichText(status_line(result), style="dim")
         if not self.in_place:
             return line
-        shown = printable(self.text.decode(result.sequences[sequence].generated_tokens)).splitlines()[-12:]
-        return Group(RichText("\n".join(shown)), line)
+        made = result.sequences[sequence]
+        prompt, text = printable(self.text.decode(made.prompt_tokens)), printable(self._whole(made))
+        shown = RichText.assemble((prompt, "dim"), text).split("\n", allow_blank=True)[-12:]
+        return Group(*shown, line)
+
+    def _whole(self, sequence: Generated) -> str:
+        return Pieces(self.text, self.stop).next(sequence.generated_tokens, final=True)
 
     def _put(self, text: str) -> None:
         self.read = self.read and put(text, self.must_finish)
@@ -108,7 +150,9 @@ class Display:
     def finish(self, result: Result) -> None:
         """The results, plainly, on stdout."""
         if self.stream:
-            self._put(self.pieces.next(result.sequences[0].generated_tokens, final=True) + "\n")
+            # A terminal shows the prompt before its continuation; a file or a pipe gets what is new alone.
+            before = self.text.decode(result.sequences[0].prompt_tokens) if self.in_place else ""
+            self._put(before + self.pieces.next(result.sequences[0].generated_tokens, final=True) + "\n")
         else:
             for index, sequence in enumerate(result.sequences):
-                self._put(f"[{index}] {self.text.decode(sequence.generated_tokens)}\n")
+                self._put(f"[{index}] {self._whole(sequence)}\n")

@@ -64,6 +64,8 @@ def build_run(
         },
         "environment": environment(),
     }
+    if result.chip is not None:
+        run["chip"] = result.chip
     if trace is not None:
         run["trace"] = trace
         if trace_sha256 is not None:

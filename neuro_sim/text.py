@@ -76,9 +76,10 @@ class Pieces:
         if not self.stop:
             return piece
         whole = self.held + piece
-        places = [place for place in map(whole.find, self.stop) if place >= 0]
-        self.stopped = bool(places)
-        ready = min(places) if places else len(whole) if final else len(whole) - _beginning(whole, self.stop)
+        # Of several the one that is complete first, however the text is cut into pieces.
+        ends = [(place + len(stop), place) for stop in self.stop if (place := whole.find(stop)) >= 0]
+        self.stopped = bool(ends)
+        ready = min(ends)[1] if ends else len(whole) if final else len(whole) - _beginning(whole, self.stop)
         self.held = whole[ready:]
         return whole[:ready]
 

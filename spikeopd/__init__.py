@@ -14,8 +14,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spikeopd.autoload import watch
+
 if TYPE_CHECKING:
     from spikeopd.config import load_config as load_config
+    from spikeopd.corpus import sample_corpus as sample_corpus
+    from spikeopd.llama2c import convert_llama2c as convert_llama2c
     from spikeopd.plan import plan as plan
     from spikeopd.runlog import read_metrics as read_metrics
     from spikeopd.students import load_student as load_student
@@ -26,23 +30,30 @@ if TYPE_CHECKING:
     from spikeopd.training import prepare_tokens as prepare_tokens
     from spikeopd.training import train as train
     from spikeopd.training import train_teacher as train_teacher
+    from spikeopd.vocabulary import cut_vocabulary as cut_vocabulary
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "TrainingRun": "spikeopd.training",
+    "convert_llama2c": "spikeopd.llama2c",
+    "cut_vocabulary": "spikeopd.vocabulary",
     "dry_run": "spikeopd.training",
     "load_config": "spikeopd.config",
     "load_student": "spikeopd.students",
     "plan": "spikeopd.plan",
     "prepare_tokens": "spikeopd.training",
     "read_metrics": "spikeopd.runlog",
+    "sample_corpus": "spikeopd.corpus",
     "suggest": "spikeopd.suggest",
     "train": "spikeopd.training",
     "train_teacher": "spikeopd.training",
     "train_tokenizer": "spikeopd.text.tokenizer",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
+
+
+watch()  # so that transformers' Auto classes know the student
 
 
 def __getattr__(name: str) -> Any:

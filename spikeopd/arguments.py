@@ -6,10 +6,15 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from spikeopd import __version__
 from spikeopd.errors import say
 
 # The words of options and configurations, and torch's and the bundle's names for the same.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", action="version", version=f"spikeopd {__version__}", help="print it and exit")
 
 
 def precision(word: str) -> str:

@@ -7,7 +7,6 @@ alone.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from spikeopd.errors import InputError, short
-from spikeopd.files import check_sums, new_directory, read_json, write_json, write_sums
+from spikeopd.files import check_sums, new_directory, read_json, remove_tree, write_json, write_sums
 
 # Works alike for a plain module, DDP and FSDP2: every rank takes part, rank 0 holds the whole.
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -61,7 +60,7 @@ def save(
     found = checkpoints(folder)
     older = [path for path in found if before is not None and path.name < f"update-{before:06d}"]
     for old in set(found) - {*found[-keep:], *older[-1:]}:
-        shutil.rmtree(old)
+        remove_tree(old)
 
 
 def whole_weights(objective: nn.Module) -> dict[str, Tensor]:
@@ -115,7 +114,7 @@ def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None)
         )
     for bad, why in damaged:
         aside = bad.with_name(f"damaged-{bad.name}")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_tree(aside)
         bad.rename(aside)
         note(f"checkpoint {bad} is damaged ({why}); kept as {aside.name}, continuing from {path.name}")
     return path
@@ -126,7 +125,9 @@ def _state_problem(path: Path) -> str:
         update = read_state(path)["update"]
     except (InputError, KeyError) as error:
         return str(error)
-    return "" if path.name == f"update-{update:06d}" else f"state.json speaks of update {short(update)}"
+    if type(update) is not int or path.name != f"update-{update:06d}":
+        return f"state.json speaks of update {short(repr(update))}"
+    return ""
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -153,9 +154,15 @@ def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | No
     if optimizer is None:
         set_model_state_dict(objective, weights, options=_SPREAD)
         return state
-    _check_moments(path, state, moments, weights)
+    try:
+        _check_moments(path, state, moments, weights)
+        _check_options(path, state["param_groups"], optimizer)
+        whole = _unflatten_optimizer(moments, state["param_groups"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # sealed, but by another hand
+        raise InputError(
+            f"checkpoint {path} does not fit: its optimizer state is none ({short(repr(error))})"
+        ) from error
     set_model_state_dict(objective, weights, options=_SPREAD)
-    whole = _unflatten_optimizer(moments, state["param_groups"])
     set_optimizer_state_dict(objective, optimizer, whole, options=_SPREAD)
     return state
 
@@ -185,6 +192,17 @@ def _check_moments(
         parameter, _, entry = key.partition("\n")
         if parameter not in trained or entry != "step" and value.shape != weights[parameter].shape:
             raise InputError(f"checkpoint {path} does not fit: optimizer state {short(key)} belongs to no parameter")
+
+
+def _check_options(path: Path, groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer) -> None:
+    """Adam's own constants follow from the configuration; a file that says otherwise would train another student."""
+    if len(groups) != len(optimizer.param_groups):
+        raise InputError(f"checkpoint {path} does not fit: {len(groups)} groups of parameters")
+    for stored, own in zip(groups, optimizer.param_groups, strict=True):
+        for name in ("betas", "eps", "weight_decay"):
+            due = list(own[name]) if isinstance(own[name], tuple) else own[name]
+            if stored[name] != due:
+                raise InputError(f"checkpoint {path} does not fit: {name} is {short(stored[name])}, the run has {due}")
 
 
 def _parallel() -> bool:

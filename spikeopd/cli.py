@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import spikeopd
+from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, run_command
 
 TRAIN_EPILOG = """examples:
@@ -20,6 +21,9 @@ other commands:
   spikeopd-train teacher --output DIR      train a small OPT teacher (how the shipped one was made)
   spikeopd-train tokenizer --output DIR    train a byte-level BPE tokenizer
   spikeopd-train --plan gpus=8,memory=24   memory per GPU and time of a recipe, before anything is loaded
+  spikeopd-train corpus --teacher DIR --output DIR      sample text from a teacher
+  spikeopd-train vocabulary --teacher DIR --source SOURCE --output DIR    cut a teacher to the tokens a text uses
+  spikeopd-train llama2c FILE --output DIR llama2.c's model file to a Hugging Face directory
   spikeopd-train --suggest TEACHER         a recipe for a teacher that no recipe knows
   spikeopd-train --explain stage2.ref_coef what an option means and where its value comes from
 """
@@ -31,12 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["teacher"]:
-        return _teacher(words[1:])
-    if words[:1] == ["prepare"]:
-        return _prepare(words[1:])
-    if words[:1] == ["tokenizer"]:
-        return _tokenizer(words[1:])
+    commands = {
+        "prepare": _prepare,
+        "teacher": _teacher,
+        "tokenizer": _tokenizer,
+        "corpus": _corpus,
+        "vocabulary": _vocabulary,
+        "llama2c": _llama2c,
+    }
+    if words and words[0] in commands:
+        return commands[words[0]](words[1:])
     return _train(words)
 
 
@@ -57,6 +65,7 @@ def _train(words: list[str]) -> int:
         "(Stage 2, SpikeOPD).",
         TRAIN_EPILOG,
     )
+    add_version(parser)
     parser.add_argument("--config", default="tiny", metavar="RECIPE", help="recipe name or YAML path (default: tiny)")
     parser.add_argument("--output", metavar="DIR", help="run folder to create, or to continue with --resume")
     parser.add_argument("--stage", choices=("1", "2", "both"), help="stages to run (default: the recipe's)")
@@ -205,6 +214,73 @@ def _tokenizer(words: list[str]) -> int:
     arguments = parser.parse_args(words)
     tokenizer = spikeopd.train_tokenizer(arguments.source, arguments.vocab_size, arguments.output)
     print(f"{tokenizer.vocab_size} entries in {arguments.output}")
+    return 0
+
+
+def _corpus(words: list[str]) -> int:
+    parser = _parser(
+        "spikeopd-train corpus",
+        "Sample documents from a teacher's full distribution, framed by its own special tokens. A stopped call goes on "
+        "where it was when it is repeated; the same seed gives the same documents.",
+        "examples:\n  spikeopd-train corpus --teacher tiny --output runs/corpus --documents 64 --max-tokens 64\n"
+        "  spikeopd-train corpus --teacher stories15M --output runs/stories --documents 4000",
+    )
+    parser.add_argument("--teacher", required=True, metavar="DIR", help="teacher: folder, hub name or .gguf")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the corpus (corpus.jsonl)")
+    parser.add_argument("--documents", type=int, default=1000, metavar="N", help="documents (default: 1000)")
+    parser.add_argument("--batch-size", type=int, default=128, metavar="N", help="documents at once (default: 128)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="of a document (default: what the teacher reads)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1, the teacher itself")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer (default: the teacher's)")
+    parser.add_argument("--framing", choices=("auto", "bos", "eos", "both"), default="auto", help="see docs/data.md")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    arguments = parser.parse_args(words)
+    named = {name: value for name, value in vars(arguments).items() if name != "json"}
+    _show(spikeopd.sample_corpus(**named), arguments.json)
+    return 0
+
+
+def _vocabulary(words: list[str]) -> int:
+    parser = _parser(
+        "spikeopd-train vocabulary",
+        "Cut a teacher to the tokens that a text uses: tokenizer, token table and head. The text is split as before; "
+        "other text is spelled in smaller pieces, down to bytes.",
+        "examples:\n  spikeopd-train vocabulary --teacher stories15M --source jsonl:corpus.jsonl --output runs/cut\n"
+        "  spikeopd-train vocabulary --teacher tiny --source python-docs --output runs/cut --min-count 20",
+    )
+    parser.add_argument("--teacher", required=True, metavar="DIR", help="teacher: folder or hub name")
+    parser.add_argument("--source", required=True, help="text whose training part is counted (docs/data.md)")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cut teacher")
+    parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep tokens seen so often (default: 1)")
+    parser.add_argument(
+        "--multiple", type=int, default=64, metavar="N", help="fill rows up to a multiple (default: 64)"
+    )
+    parser.add_argument("--documents", type=int, default=64, metavar="N", help="validation documents that both score")
+    parser.add_argument("--framing", choices=("auto", "bos", "eos", "both"), default="auto", help="see docs/data.md")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(words)
+    named = {name: value for name, value in vars(arguments).items() if name != "json"}
+    _show(spikeopd.cut_vocabulary(**named), arguments.json)
+    return 0
+
+
+def _llama2c(words: list[str]) -> int:
+    parser = _parser(
+        "spikeopd-train llama2c",
+        "Convert a model file of llama2.c (version 0, float32) to a Hugging Face directory.",
+        "examples:\n  spikeopd-train llama2c stories15M.bin --tokenizer tokenizer.bin --output stories15M\n"
+        "  spikeopd-train llama2c package/src/llama2.data --output stories15M",
+    )
+    parser.add_argument("model", metavar="FILE", help="model file; the tokenizer may follow its weights")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.bin, if it is a file of its own")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(words)
+    _show(spikeopd.convert_llama2c(arguments.model, arguments.output, arguments.tokenizer), arguments.json)
     return 0
 
 

@@ -112,8 +112,9 @@ class ModelConfig:
     scaled_surrogate: bool | None = opt(None, "the surrogate sees u/V - 1 instead of u - V", BLOCK)
     init: Literal["random", "teacher"] = opt(
         "random",
-        "blocks start random or from the teacher (an OPT of the student's sizes); the token table comes from every "
-        "teacher of the student's width, positions and final LayerNorm from an OPT only; the run says what was copied",
+        "blocks start random or from the teacher (an OPT or a Llama of the student's sizes); the token table comes "
+        "from every teacher of the student's width, positions and final LayerNorm from an OPT, the final norm's gain "
+        "from a Llama; the run says what was copied",
     )
 
     def sizes(self) -> dict[str, int]:
@@ -196,6 +197,11 @@ class Stage1Config:
     checkpoint_updates: tuple[int, ...] = opt(
         (), "also keep the student after these updates", "1k/2k/4k: initialisation study"
     )
+
+    @property
+    def internals(self) -> bool:
+        """Whether a target compares with the teacher's layers and attention maps; its logits alone cost less."""
+        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat))
 
 
 @dataclass(frozen=True)

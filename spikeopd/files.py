@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from spikeopd.errors import InputError, cannot_write, short
 # Where a model lies in a run folder of spikeopd-train: Stage 2's student, or Stage 1's where there was no Stage 2.
 MODEL_FOLDERS = ("", "final", "stage1/final")
 JSON_LIMIT = 64 << 20  # bytes; no file that is meant to be read whole is larger
+JSON_VALUES = 1 << 22  # values in it: an empty list is three bytes in a file and sixty in memory
 SUMS = "SHA256SUMS"
 LOCK = ".running"
 PARTIAL = ".partial"  # ends the name of everything that is not finished yet
@@ -56,6 +58,8 @@ def parse_json(text: str) -> Any:
 
     A lone surrogate (`"\\ud800"`) is no text: it could be neither printed nor written, so it is refused here.
     """
+    if len(text) > JSON_VALUES and sum(map(text.count, ",[{")) > JSON_VALUES:
+        raise ValueError(f"more than {JSON_VALUES} values")
     try:
         value = json.loads(text)
     except RecursionError:
@@ -167,13 +171,19 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
     found = sorted(path for path in Path(folder).rglob(".*") if ours.fullmatch(path.name))
     for path in found:
         aside = re.fullmatch(rf"\.(.+)\.old\.[^.]+{re.escape(PARTIAL)}", path.name)
-        if aside and (path / aside[1]).is_dir() and not path.with_name(aside[1]).exists():
+        linked = path.is_symlink()  # by somebody else, to a place that is not ours
+        if aside and not linked and (path / aside[1]).is_dir() and not path.with_name(aside[1]).exists():
             os.replace(path / aside[1], path.with_name(aside[1]))
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove_tree(path)
     return found
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file, a folder, or a link alone: what it points to is not ours."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # --- checksums -------------------------------------------------------------------------------------------------------
@@ -234,7 +244,7 @@ def sole_process(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = _open_lock(path)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -254,6 +264,20 @@ def sole_process(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    """The lock file is emptied and written, so a link in a stranger's folder must not lead to a file of the user."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise InputError(f"{path}: a lock is a file, and this is none; remove it") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise InputError(f"{path}: a lock is a file, and this is none; remove it")
+    return handle
 
 
 class PrivateFolder:

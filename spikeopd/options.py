@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from spikeopd.errors import ConfigError, short
 
-YAML_LIMIT = 1 << 20  # characters
+YAML_LIMIT = 1 << 16  # characters; PyYAML takes a second for some 50,000
 
 
 def opt(

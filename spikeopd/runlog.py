@@ -22,11 +22,20 @@ from pathlib import Path
 from typing import IO, Any
 
 import spikeopd
-from spikeopd.errors import BackendMissing, InputError, printable, say
-from spikeopd.files import parse_json, read_json, remove_leftovers, sole_process, write_json, write_text
+from spikeopd.errors import BackendMissing, InputError, printable, say, short
+from spikeopd.files import (
+    parse_json,
+    read_json,
+    regular_size,
+    remove_leftovers,
+    sole_process,
+    write_json,
+    write_text,
+)
 
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_LINES = 30.0
+METRICS_LIMIT = 256 << 20  # bytes; half a million updates
 PACKAGES = (
     "spikeopd",
     "numpy",
@@ -91,7 +100,8 @@ class RunLog:
             path = self.folder / "env.json"
             record = _read_json(path) if resume and path.is_file() else {}
             if record:
-                record.setdefault("resumed", []).append(dict(environment))
+                before = record.get("resumed")
+                record["resumed"] = [*(before if isinstance(before, list) else []), dict(environment)]
             write_json(path, record or dict(environment))
             write_text(self.config_path, config_yaml)  # last: it marks the folder as a run
         except OSError as error:
@@ -107,7 +117,10 @@ class RunLog:
         line |= {name if "/" in name else f"{stage}/{name}": _plain(value) for name, value in values.items()}
         if self._metrics is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _drop_torn_line(self.metrics_path)
+            path = self.metrics_path
+            if path.is_symlink() or path.exists() and not path.is_file():  # lines would go somewhere else
+                raise InputError(f"{path}: not a file of this folder; remove it to go on")
+            _drop_torn_line(path)
             self._metrics = open(self.metrics_path, "a", encoding="utf-8")  # noqa: SIM115 - kept open for the run
         self._metrics.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
         self._metrics.flush()
@@ -183,9 +196,13 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
+        if (size := regular_size(path)) > METRICS_LIMIT:
+            raise InputError(f"{path}: {size} bytes are too many for the metrics of a run")
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; give a run folder or its metrics.jsonl") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {short(error)}; give a run folder or its metrics.jsonl") from error
     complete = text[: text.rfind("\n") + 1]
     lines = []
     for number, line in enumerate(complete.split("\n")[:-1], start=1):

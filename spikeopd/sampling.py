@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,32 @@ class Sampling:
             problems.append(f"max-new-tokens must be 0 or more, got {self.max_new_tokens}")
         if problems:
             raise ConfigError("; ".join(problems))
+
+
+# What a person who asks for nothing else gets from a small model: greedy decoding mostly repeats itself.
+USUAL = Sampling(0.8, top_p=0.95)
+GENERATION = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "repetition_penalty": float}
+
+
+def from_generation_config(config: Mapping[str, Any]) -> Sampling:
+    """The sampling that a generation_config.json of transformers, or a bundle's `generation`, asks for.
+
+    Without `do_sample` or a field of its own it asks for nothing: then it is the usual one.
+    """
+    if config.get("do_sample") is False:
+        return Sampling()
+    named = {name: kind(config[name]) for name, kind in GENERATION.items() if isinstance(config.get(name), int | float)}
+    return replace(Sampling(1.0) if named else USUAL, **named)
+
+
+def asked_for(given: Mapping[str, Any], usual: Sampling) -> Sampling:
+    """The sampling of somebody who names some options: who names none gets the usual one whole.
+
+    Who names any gets it and no other filter, so that `temperature` alone means what it says.
+    """
+    named = {name: value for name, value in given.items() if value is not None}
+    base = Sampling(usual.temperature) if named.keys() & GENERATION.keys() else usual
+    return replace(base, **named)
 
 
 def choose(
@@ -123,7 +149,12 @@ def generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Ge
 
 def row_generators(seed: int, rows: int) -> list[np.random.Generator]:
     """One random stream per row, fixed by (seed, row)."""
-    return [_philox(seed ^ ROWS, row) for row in range(rows)]
+    return row_generators_from(seed, 0, rows)
+
+
+def row_generators_from(seed: int, first: int, rows: int) -> list[np.random.Generator]:
+    """Those of the rows first … first + rows - 1."""
+    return [_philox(seed ^ ROWS, row) for row in range(first, first + rows)]
 
 
 def uniforms(seed: int, update: int, rows: int, length: int) -> NDArray[np.float64]:

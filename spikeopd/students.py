@@ -29,6 +29,8 @@ LIMITS = {
     **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "word_embed_proj_dim"), 1 << 24),
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24),
 }
+# Fields by which transformers fetches compiled code from the hub ("owner/kernel").
+KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -67,6 +69,9 @@ def read_model_config(folder: Path, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: config.json: expected an object, got {type(config).__name__}")
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
+        for name in KERNELS:
+            if "/" in str(part.get(name)):
+                raise InputError(f"{where}: config.json: {name} names a kernel to fetch and run; that is not done")
         for name, most in LIMITS.items():
             value = part.get(name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
@@ -77,8 +82,10 @@ def read_model_config(folder: Path, where: str) -> dict[str, Any]:
     return config
 
 
-def check_weights(folder: Path, where: str) -> None:
-    """Weights in safetensors, inside the folder. Pickled weights can run code when they are read, so none are."""
+def check_weights(folder: Path, where: str) -> list[str]:
+    """Weights in safetensors, inside the folder: their files. Pickles can run code when they are read, so none are."""
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{where}: adapter_config.json makes it a part of another model; merge the two and save it")
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").exists():
         names = ["model.safetensors"]
@@ -104,6 +111,31 @@ def check_weights(folder: Path, where: str) -> None:
             regular_size(folder / name)
         except (OSError, ValueError) as error:
             raise InputError(f"{where}: {name} cannot be read ({short(error)})") from error
+    return names
+
+
+def check_sizes(folder: Path, config: Mapping[str, Any], where: str) -> None:
+    """Refuse sizes that the weights cannot fill: transformers would allocate the model and only then miss them."""
+    from safetensors import SafetensorError, safe_open
+
+    stored = 0
+    for name in check_weights(folder, where):
+        try:
+            with safe_open(folder / name, "numpy") as file:
+                stored += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{where}: {name} is corrupt ({short(error)}); fetch it again") from error
+    inner = config.get("text_config")
+    sizes = {**config, **(inner if isinstance(inner, dict) else {})}
+    hidden = sizes.get("hidden_size") or sizes.get("n_embd") or 1
+    layers = sizes.get("num_hidden_layers") or sizes.get("n_layer") or 1
+    width = sizes.get("word_embed_proj_dim") or hidden
+    # The token table, an eighth of one square matrix a layer, and the position table of the families that have one.
+    due = sizes.get("vocab_size", 1) * width + layers * hidden * hidden // 8
+    if config.get("model_type") in (MODEL_TYPE, "opt", "gpt2"):
+        due += (sizes.get("max_position_embeddings") or sizes.get("n_positions") or 1) * hidden
+    if stored < due:
+        raise InputError(f"{where}: the weights hold {stored} numbers; config.json speaks of {due} or more")
 
 
 def check_complete(info: Mapping[str, Any], where: str) -> None:
@@ -140,7 +172,7 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
     dtype: of the weights; float32 if None.
     """
     folder = find_student(path)
-    read_config(folder)
+    config = read_config(folder)
     try:
         import torch
 
@@ -150,6 +182,7 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
             f"student {folder}: needs torch and transformers ({error}): {install_command('train')}"
         ) from error
     no_bars()
+    check_sizes(folder, config, f"student {folder}")
     try:
         loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
             folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from transformers import OPTConfig, OPTForCausalLM
 
 from spikeopd import registry
+from spikeopd.card import write_cards
 from spikeopd.config import (
     Config,
     Overrides,
@@ -99,6 +100,8 @@ def train(
             start = config.stage2.model_name_or_path or str(folder / "stage1" / "final")
             summary["stage2"] = method(config)(setup, log, start, resume=resume)
         log.summary(summary)
+        if main:
+            write_cards(folder, config, summary)
     return TrainingRun(folder, config, summary, main)
 
 

@@ -6,8 +6,11 @@ variants. A reader may refuse (SpikeOPDError, one short line) or read; anything 
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
 import json
+import os
 import random
 import shutil
 import zipfile
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,6 +150,68 @@ def _bank(folder: Path) -> None:
     np.savez(folder / "bank.npz", prompts=tokens, self_tokens=tokens, corpus_tokens=tokens, about=about)
 
 
+def _sealed(folder: Path) -> None:
+    import torch
+
+    from spikeopd import checkpoint
+
+    objective, adam = _module()
+    objective(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    checkpoint.save(folder, 2, objective, adam, {"extra": {}, "identity": {}})
+
+
+def _module() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    objective = torch.nn.Linear(2, 2)
+    return objective, torch.optim.Adam(objective.parameters())
+
+
+def _weights(folder: Path) -> None:
+    from safetensors.numpy import save_file
+
+    _config(folder)
+    rows = SHAPE.vocab_size + SHAPE.max_position_embeddings + SHAPE.hidden_size * SHAPE.num_hidden_layers
+    save_file({"a": np.zeros((rows, SHAPE.hidden_size), np.float32)}, folder / "model.safetensors")
+
+
+def _opt_tokenizer(folder: Path) -> None:
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "<pad>": 1, "</s>": 2, "b": 3, "ab": 4}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+
+
+def _ids(folder: Path) -> None:
+    _tokenizer(folder)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"bos_token_id": 2, "eos_token_id": [2], "vocab_size": 1024}))
+
+
+def _packed(folder: Path) -> None:
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two"}\n{"text": "three"}\n', mtime=0))
+
+
+def _parquet(folder: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"] * 40}), folder / "rows.parquet")
+
+
+def _result(folder: Path) -> None:
+    (folder / "result.json").write_text(json.dumps({"key": "k", "kind": "train", "student": "final", "onset": None}))
+
+
+def _environment(folder: Path) -> None:
+    (folder / "config.yaml").write_text("train: {seed: 1}\n")
+    (folder / "env.json").write_text(json.dumps({"argv": [], "resumed": [{"argv": []}]}))
+
+
+def _teacher(folder: Path) -> None:
+    shutil.copy(str(resources.files("spikeopd") / "assets" / "tiny" / "config.json"), folder / "config.json")
+
+
 def _read_run(folder: Path) -> Any:
     from spikeopd.contracts import load_run
 
@@ -263,6 +329,74 @@ def _read_bank(folder: Path) -> Any:
     return load_bank(folder / "bank.npz")
 
 
+def _read_sealed(folder: Path) -> Any:
+    """As somebody would write it who knows of the checksums."""
+    from spikeopd import checkpoint
+    from spikeopd.files import write_sums
+
+    if (folder / "update-000002").is_dir():
+        with contextlib.suppress(OSError):
+            (folder / "update-000002" / "SHA256SUMS").unlink(missing_ok=True)
+            if all(path.is_file() and path.stat().st_size < 1 << 30 for path in (folder / "update-000002").iterdir()):
+                write_sums(folder / "update-000002")
+    found = checkpoint.newest_good(folder, lambda line: None)
+    return checkpoint.load(found, *_module())
+
+
+def _read_sealed_cache(folder: Path) -> Any:
+    from spikeopd.text.tokens import _seal
+
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        (tokens,) = folder.glob("*.npy")
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps(meta | {"sha256": _seal(meta, tokens)}))
+    return _read_cache(folder)
+
+
+def _read_weights(folder: Path) -> Any:
+    from spikeopd.students import check_sizes, read_config
+
+    return check_sizes(folder, read_config(folder), "student")
+
+
+def _read_packed(folder: Path) -> Any:
+    from spikeopd.text.sources import open_source
+
+    return list(open_source(f"jsonl:{folder / 'rows.jsonl.gz'}").documents("all"))
+
+
+def _read_parquet(folder: Path) -> Any:
+    from spikeopd.text.sources import open_source
+
+    return list(open_source(f"parquet:{folder / 'rows.parquet'}").documents("all"))
+
+
+def _read_scored(folder: Path) -> Any:
+    from spikeopd.evaluation.bundle_model import _bundle_tokenizer
+
+    found = _bundle_tokenizer(folder, {"tokens": {"bos": 2, "eos": 2}}).framed()
+    return found.decode(found.encode("some text, 123\n"))
+
+
+def _read_result(folder: Path) -> Any:
+    from spikeopd.studies.runs import read_result
+
+    return read_result(SimpleNamespace(folder=lambda pool: pool), folder)  # type: ignore[arg-type]
+
+
+def _read_environment(folder: Path) -> Any:
+    from spikeopd.runlog import RunLog
+
+    with RunLog(folder, quiet=True) as log:
+        log.start("train: {seed: 1}\n", {"argv": []}, resume=True)
+
+
+def _read_teacher(folder: Path) -> Any:
+    from spikeopd.models.teacher import load_teacher_config
+
+    return load_teacher_config(str(folder))
+
+
 READERS = {
     "run.json": Reader("run.json", _run, _read_run),
     "cost table": Reader("costs.json", _costs, _read_costs),
@@ -282,6 +416,39 @@ READERS = {
     "token cache": Reader("meta.json", _cache, _read_cache),
     "trace": Reader("trace.npz", _trace, _read_trace),
     "prefix bank": Reader("bank.npz", _bank, _read_bank),
+    "checkpoint, sealed": Reader("update-000002/state.json", _sealed, _read_sealed),
+    "weights of a checkpoint, sealed": Reader("update-000002/objective.safetensors", _sealed, _read_sealed),
+    "moments of a checkpoint, sealed": Reader("update-000002/optimizer.safetensors", _sealed, _read_sealed),
+    "token cache, sealed": Reader("meta.json", _cache, _read_sealed_cache),
+    "weights": Reader("model.safetensors", _weights, _read_weights),
+    "vocabulary": Reader("vocab.json", _opt_tokenizer, _read_tokenizer),
+    "merges": Reader("merges.txt", _opt_tokenizer, _read_tokenizer),
+    "ids of roles": Reader("config.json", _ids, _read_tokenizer),
+    "tokenizer of a scored bundle": Reader("tokenizer.json", _tokenizer, _read_scored),
+    "packed rows": Reader("rows.jsonl.gz", _packed, _read_packed),
+    "rows of parquet": Reader("rows.parquet", _parquet, _read_parquet),
+    "result of a study": Reader("result.json", _result, _read_result),
+    "environment of a run": Reader("env.json", _environment, _read_environment),
+    "configuration of a teacher": Reader("config.json", _teacher, _read_teacher),
+}
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _hole(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+# What may stand in a file's place and is none, or is one of holes.
+PLACES: dict[str, Callable[[Path], None]] = {
+    "a pipe": _pipe,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "a terabyte of holes": _hole,
 }
 
 

@@ -13,8 +13,10 @@ from spikeopd.contracts import (
     Head,
     Layer,
     ModelShape,
+    Precision,
     Site,
     SpikeModel,
+    weight_limit,
 )
 
 
@@ -39,18 +41,21 @@ def random_shape(
 PLUS = {"write": "current", "readout": "residual", "distances": 5}  # every option away from the paper's block
 
 
-def random_model(shape: ModelShape | None = None, *, seed: int = 0, drive: float = 1.0) -> SpikeModel:
-    """int8 model with random weights. `drive` scales thresholds down: larger means more spikes."""
+def random_model(
+    shape: ModelShape | None = None, *, seed: int = 0, drive: float = 1.0, precision: Precision = "int8"
+) -> SpikeModel:
+    """Integer model with random weights. `drive` scales thresholds down: larger means more spikes."""
     shape = shape or random_shape()
     rng = np.random.default_rng(seed)
     d, ffn, heads, width = shape.hidden_size, shape.ffn_dim, shape.num_attention_heads, shape.word_embed_proj_dim
+    limit = weight_limit(precision)
 
-    def weight(fan_in: int, fan_out: int) -> np.ndarray:
-        return rng.integers(-127, 128, (fan_in, fan_out), dtype=np.int8)
+    def weight(fan_in: int, fan_out: int, limit: int = 127) -> np.ndarray:
+        return rng.integers(-limit, limit + 1, (fan_in, fan_out), dtype=np.int8)
 
     def projection_site(n: int, fan_in: int) -> Site:
         # A third of the inputs active gives sums of this order; bias and threshold spread around it.
-        spread = 73 * np.sqrt(max(1.0, fan_in / 3)) * 2**WEIGHT_SHIFT
+        spread = 73 * (limit / 127) * np.sqrt(max(1.0, fan_in / 3)) * 2**WEIGHT_SHIFT
         threshold = rng.uniform(0.4, 1.2, n) * spread / drive
         bias = rng.normal(0, 0.3, n) * spread
         return Site(np.maximum(1, threshold).astype(np.int32), bias.astype(np.int32), WEIGHT_SHIFT)
@@ -82,7 +87,7 @@ def random_model(shape: ModelShape | None = None, *, seed: int = 0, drive: float
             "h": residual_site(),
         }
         gain_o, gain_y = rng.normal(0, 1500, (2, d)).astype(np.int32)
-        weights = {f"w_{name}": weight(*size) for name, size in fans.items()}
+        weights = {f"w_{name}": weight(*size, limit) for name, size in fans.items()}
         if shape.residual_write == "spike":
             return Layer(**weights, sites=sites, gain_o=gain_o, gain_y=gain_y)
         del sites["o"], sites["y"]
@@ -109,7 +114,7 @@ def random_model(shape: ModelShape | None = None, *, seed: int = 0, drive: float
         out_bias=None if plain else rng.normal(0, 50, width),
     )
     return SpikeModel(
-        shape, "int8", 3686, embedding, residual_site(), tuple(layer() for _ in range(shape.num_hidden_layers)), head
+        shape, precision, 3686, embedding, residual_site(), tuple(layer() for _ in range(shape.num_hidden_layers)), head
     )
 
 

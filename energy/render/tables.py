@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from energy.costs import COSTS, EVENTS, MEMORY, MEMORY_CITATION, OPERATIONS, OPERATIONS_VERIFIED, PLACEMENTS
+from energy.render.chip import chip_line, chip_tables
 from energy.render.document import Document
 from energy.render.table import Column, Table, Unit, significant, unit_of
 from spikeopd.tables import comma_separated
@@ -49,6 +50,7 @@ def headline(report: dict[str, Any]) -> list[str]:
         ),
         "teacher/student: " + both_ways(report),
         "with memory, " + fair_ratio(report),
+        *([chip_line(report["chip"])] if report.get("chip") else []),
         "arithmetic on counted events, not power measured on hardware"
         if source["kind"] == "run"
         else "arithmetic on given rates; nothing was counted, and no power was measured",
@@ -99,8 +101,10 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
     tables += [_layers(report), _memory(report), _break_even(report), *_sensitivity(report)]
     if report["alternatives"]:
         tables.append(_alternatives(report))
+    if report.get("chip"):
+        tables += chip_tables(report["chip"])
     tables.append(_not_costed(report))
-    return [replace(table, energy_unit=report_unit(report)) for table in tables]
+    return [replace(table, energy_unit=table.energy_unit or report_unit(report)) for table in tables]
 
 
 def _summary(report: dict[str, Any], measured: bool) -> Table:
@@ -262,7 +266,7 @@ def _not_costed(report: dict[str, Any]) -> Table:
 
 def compare_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Rows of `comparison.compare_rows`: one model each."""
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("name", "Model"),
         Column("parameters", "Scale", "count"),
         Column("tokens", "Fed", "int", "tokens"),
@@ -274,6 +278,13 @@ def compare_table(rows: Sequence[dict[str, Any]]) -> Table:
         Column("relative", "Relative to first", "ratio"),
         Column("basis", "Basis"),
     )
+    if any("chip_us_per_token" in row for row in rows):  # simulated, beside what was counted
+        columns += (
+            Column("chip_energy_per_token_pj", "SANA-FE per token", "energy"),
+            Column("chip_energy_error_pj", "±", "energy"),
+            Column("chip_us_per_token", "Latency per token", "number", "µs"),
+            Column("chip_us_error", "±", "number", "µs"),
+        )
     smallest = min((row["energy_per_token_pj"] for row in rows if row["energy_per_token_pj"]), default=None)
     return Table("compare", "Comparison", columns, rows, energy_unit=unit_of("energy", smallest))
 

@@ -3,6 +3,7 @@
 graph.json names every process with its class, parameters and ports, and every connection, exactly as
 `neuro_sim.lava` builds them, so that another Lava installation can build the network without our reader. An array
 parameter is written {"array": NAME}; NAME is the dataset's path in arrays.h5. Needs no Lava to write.
+Weights of a bundle with 4 bits are uint8 [in, ceil(out / 2)], the even column in the low half of a byte.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import h5py
 
 from export.arrays import Location
 from spikeopd.contracts import EMBED_SITE, RESIDUAL, Layer, Site, SpikeModel, projections
-from spikeopd.contracts.bundle import model_arrays
+from spikeopd.contracts.bundle import is_weight, model_arrays, pack_nibbles
 from spikeopd.files import write_json
 
-GRAPH_SCHEMA = "spikeopd.lava-graph"  # version 1: the paper's block; 2: any form
+GRAPH_SCHEMA = "spikeopd.lava-graph"  # version 1: the paper's block; 2: any form; 3: weights of 4 bits, two in a byte
 PACKAGE = "neuro_sim.lava.processes"
 ARRAYS, GRAPH = "arrays.h5", "graph.json"
 
@@ -27,9 +28,9 @@ def write_lava(model: SpikeModel, folder: Path) -> tuple[str, dict[str, Location
     locations = {}
     with h5py.File(folder / ARRAYS, "w") as file:
         for name, values in model_arrays(model).items():
-            path = "/" + name.replace(".", "/")
-            file.create_dataset(path, data=values)
-            locations[name] = Location(path)
+            path, paired = "/" + name.replace(".", "/"), model.precision == "int4" and is_weight(name)
+            file.create_dataset(path, data=pack_nibbles(values) if paired else values)
+            locations[name] = Location(path, paired=paired)
     write_json(folder / GRAPH, process_graph(model))
     return ARRAYS, locations
 
@@ -130,7 +131,7 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
     process("readout", f"host.{kind}", {"shape": [d], "num_steps": steps}, **{end: ("in", d)})
     connections.append((source, f"readout.{end}"))
     return {
-        "schema": f"{GRAPH_SCHEMA}/{1 if shape.paper_block else 2}",
+        "schema": f"{GRAPH_SCHEMA}/{3 if model.precision == 'int4' else 1 if shape.paper_block else 2}",
         "precision": model.precision,
         "steps_per_token": steps,
         "arrays": ARRAYS,

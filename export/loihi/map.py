@@ -10,7 +10,7 @@ from typing import Any
 
 from export.loihi.placement import SOURCES, Core, Limits, cache_bytes, place
 from export.loihi.rules import Design, Violation, check_all
-from spikeopd.contracts import SpikeModel
+from spikeopd.contracts import WEIGHT_BITS, SpikeModel
 from spikeopd.contracts.bundle import load_bundle, manifest_shape, read_manifest
 from spikeopd.errors import BackendMissing, CheckFailed, InputError, cannot_write, install_command
 from spikeopd.files import write_bytes
@@ -60,7 +60,7 @@ def resource_map(
         raise InputError(f"--context {context}: this model takes 1 to {shape.max_position_embeddings} tokens")
     model = bundle if isinstance(bundle, SpikeModel) else load_bundle(bundle)
     name = "model" if isinstance(bundle, SpikeModel) else Path(bundle).name
-    weight_bits = 8 if model.precision == "int8" else 32
+    weight_bits = WEIGHT_BITS[model.precision]
     cores = place(model.shape, context, limits, weight_bits)
     checked = check_all(Design(model, cores, limits))
     violations = [violation for found in checked.values() for violation in found]

@@ -57,7 +57,7 @@ def output_axons(design: Design) -> list[Violation]:
 
 
 def weights_are_narrow(design: Design) -> list[Violation]:
-    if design.model.precision == "int8":
+    if design.model.integer:
         return []
     return [
         _violation("bits per weight", "every projection", len(design.model.layers), 32, design.limits, "weight_bits")
@@ -66,7 +66,7 @@ def weights_are_narrow(design: Design) -> list[Violation]:
 
 def membranes_hold_thresholds(design: Design) -> list[Violation]:
     """Thresholds and biases lie inside the 24-bit membrane."""
-    if design.model.precision != "int8":
+    if not design.model.integer:
         return []
     found = []
     for index, layer in enumerate(design.model.layers):
@@ -80,7 +80,7 @@ def membranes_hold_thresholds(design: Design) -> list[Violation]:
 
 def sums_cannot_saturate(design: Design) -> list[Violation]:
     """Worst case of one step: every input of the worst neuron spikes. A warning more than an error: it is counted."""
-    if design.model.precision != "int8":
+    if not design.model.integer:
         return []
     found = []
     for index, layer in enumerate(design.model.layers):
@@ -98,7 +98,7 @@ def sums_cannot_saturate(design: Design) -> list[Violation]:
 
 def residual_cannot_saturate(design: Design) -> list[Violation]:
     """Worst case of one step at a site that the residual stream drives. A warning, as above."""
-    if design.model.precision != "int8":
+    if not design.model.integer:
         return []
     found = []
     for layer, site, stream in residual_reach(design.model):
@@ -110,7 +110,7 @@ def residual_cannot_saturate(design: Design) -> list[Violation]:
 
 def residual_fits_payload(design: Design) -> list[Violation]:
     """The residual stream travels as graded spikes."""
-    if design.model.precision != "int8":
+    if not design.model.integer:
         return []
     bits = max(int(stream.max()).bit_length() + 1 for _, _, stream in residual_reach(design.model))
     if bits <= design.limits.payload_bits:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.arrays import Location
-from spikeopd.contracts import DECAY_BITS, EMBED_SITE, Site, SpikeModel, projections
+from spikeopd.contracts import DECAY_BITS, EMBED_SITE, WEIGHT_BITS, Site, SpikeModel, projections
 from spikeopd.contracts.bundle import model_arrays
 from spikeopd.errors import InputError
 
@@ -165,7 +165,7 @@ def build_graph(
 
 
 def alpha_of(model: SpikeModel) -> float:
-    return model.decay / (1 << DECAY_BITS) if model.precision == "int8" else float(np.float32(model.decay))
+    return model.decay / (1 << DECAY_BITS) if model.integer else float(np.float32(model.decay))
 
 
 # --- profiles --------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _unrolled(model: SpikeModel, neuron: Neuron, context: int, tokens: Mapping[s
     root = _Builder("/node", {})
     whole = root.add("current", nir.Input(np.array([context * d])))
     # One input and one output, as most readers want it; 0/1 matrices take it apart and put it together.
-    parts = np.eye(context * d, dtype=np.int8 if model.precision == "int8" else np.float32).reshape(context, d, -1)
+    parts = np.eye(context * d, dtype=np.int8 if model.integer else np.float32).reshape(context, d, -1)
     streams = [root.add(f"token{i}", nir.Linear(np.ascontiguousarray(parts[i])), whole) for i in range(context)]
     for index in range(model.shape.num_hidden_layers):
         streams = _blocks(root, model, neuron, index, streams)
@@ -248,13 +248,17 @@ def _finish(
         "output": OUTPUTS[model.shape.readout],
         "host": {
             **HOST,
-            "embedding": EMBED[model.precision],
+            "embedding": EMBED["int8" if model.integer else "float32"],
             "head": HEAD_FEATURES if model.head.gamma is None else HEAD_GAMMA,
         },
         **note,
     }
-    if model.precision == "int8":
+    if model.integer:
         about |= {"decay_numerator": int(model.decay), "decay_bits": DECAY_BITS, "integers": INTEGER_NOTE}
+    if model.precision == "int4":
+        about["weight_bits"] = WEIGHT_BITS[
+            model.precision
+        ]  # the nodes hold one weight a byte, as NIR's readers want it
     if tokens:
         about["tokens"] = {name: int(value) for name, value in tokens.items()}
     host: dict[str, Any] = {}
@@ -344,7 +348,7 @@ def _pair(
 
 def _head_matrix(model: SpikeModel) -> Array:
     """[heads, d]: one where a channel belongs to a head."""
-    dtype = np.int8 if model.precision == "int8" else np.float32
+    dtype = np.int8 if model.integer else np.float32
     return np.repeat(np.eye(model.shape.num_attention_heads, dtype=dtype), model.shape.head_dim, axis=1)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.event import kernel_base, kernels
-from neuro_sim.event.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded
+from neuro_sim.event.constants import LIST_PADDING
+from neuro_sim.event.native import Passes, load_passes
+from neuro_sim.event.plan import Cache, Record, build_plan, check_model, event_layout, make_work, padded, plain_layout
 from neuro_sim.event.records import LANES_GIVEN
 from neuro_sim.event.tally import Tally, record_spikes
 from spikeopd.contracts import Activity, SpikeModel, SpikeTrace
@@ -31,8 +32,8 @@ SMALL_PROJECTION = 1 << 18  # weights of the first feed-forward projection
 class Team:
     """`threads - 1` waiting threads that run the same compiled call as the caller's thread."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, passes: Passes, threads: int) -> None:
+        self._passes, self.threads = passes, threads
         self._jobs: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(threads - 1)]
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         for index, jobs in enumerate(self._jobs):
@@ -41,16 +42,16 @@ class Team:
     def _serve(self, index: int, jobs: queue.SimpleQueue[Any]) -> None:
         while (job := jobs.get()) is not None:
             try:
-                kernels.decode_block(*job, index, self.threads)
+                self._passes.decode_block(*job, index, self.threads)
                 self._done.put(None)
             except BaseException as error:  # reported by run(), in the caller's thread
                 self._done.put(error)
 
     def run(self, plan: Record, work: Record, given: Record) -> None:
-        job = (plan.data, work.data, given.data)
+        job = (plan.address, work.address, given.address)
         for jobs in self._jobs:
             jobs.put(job)
-        kernels.decode_block(*job, 0, self.threads)
+        self._passes.decode_block(*job, 0, self.threads)
         for _ in self._jobs:
             if error := self._done.get():
                 raise error
@@ -73,11 +74,9 @@ class Engine:
         if self.threads < 1 or lanes < 1:
             raise InputError(f"threads and lanes must be at least 1, got {threads} and {lanes}")
         self.lanes = lanes
-        self._team = Team(self.threads)
+        self._passes = load_passes()
+        self._team = Team(self._passes, self.threads)
         self._work: dict[tuple[int, bool], Record] = {}
-        # Compile (or load from numba's cache) before a second thread could do the same, on an empty block.
-        nothing = np.zeros(1, LANES_GIVEN)
-        kernels.decode_block(self.plan.data, self._buffers(1, False).data, nothing, 0, 1)
 
     def close(self) -> None:
         self._team.close()
@@ -152,9 +151,9 @@ class Engine:
         row = embedding.table[token].astype(np.int32)
         columns = padded(plan.hidden)
         sums, wide = np.empty(columns, np.int32), np.empty(columns, np.int64)
-        rows = np.zeros(row.size + kernel_base.LIST_PADDING, np.int32)
+        rows = np.zeros(row.size + LIST_PADDING, np.int32)
         rows[: row.size] = np.arange(row.size)
-        kernels.project_row(embedding.project_in.ctypes.data, columns, rows, row, sums, wide)
+        self._passes.project_row(embedding.project_in, columns, rows, row, sums, wide)
         value = wide[: plan.hidden] * int(embedding.row_scale[token]) * embedding.channel_gain.astype(np.int64)
         half = (1 << embedding.shift) >> 1
         return np.asarray(((value + half) >> embedding.shift) + embedding.position[position], dtype=np.int32)
@@ -162,7 +161,7 @@ class Engine:
 
 def default_threads(model: SpikeModel) -> int:
     """The cores this process may use; one for a model so small that meeting would cost more than it saves."""
-    if len(model.layers) and model.layers[0].w_1.size < SMALL_PROJECTION:
+    if model.shape.hidden_size * model.shape.ffn_dim < SMALL_PROJECTION:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -216,6 +215,11 @@ class EventDecoder:
         self.threads = self.engine.threads
         self.block = block
         self._batch = EventBatch(self.engine, [trace], block)
+
+    @property
+    def plain_model(self) -> SpikeModel:
+        """The model with weights as every backend reads them; for 4 bits that is a copy."""
+        return plain_layout(self.model)
 
     @property
     def trace(self) -> SpikeTrace | None:

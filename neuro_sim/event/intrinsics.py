@@ -12,16 +12,11 @@ from typing import Any
 
 from llvmlite import binding as llvm
 from llvmlite import ir
-from numba import types
+from numba import from_dtype, types
 from numba.extending import intrinsic
 
+from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, STEP_GROUP, WORD
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
-
-LINE = 64  # columns handled at once by the row kernels: one cache line of int8 weights
-LANES = 16  # neurons handled at once
-WORD = 64  # spikes in one packed word
-STEP_GROUP = 4  # steps whose accumulators are updated in one pass over a row
-SEGMENT_ROWS = 256  # rows whose int8 sum always fits int16: 256 * -128 = -2**15
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
@@ -131,6 +126,33 @@ def _make_write(kind: Any) -> Any:
 read_int32, read_uint32, read_int64 = _make_read(I32), _make_read(I32, signed=False), _make_read(I64)
 write_int32, write_int64 = _make_write(I32), _make_write(I64)
 read_float = _primitive(lambda b, address: _load(b, address, ir.DoubleType(), 8), 1, types.float64)
+
+
+@intrinsic
+def write_float(typing_context: Any, address: Any, value: Any) -> Any:
+    """A float64 in memory."""
+    return types.void(types.int64, types.float64), _write_float
+
+
+def _write_float(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    _store(builder, args[1], args[0], 8)
+    return context.get_dummy_value()
+
+
+def record_at(kind: Any) -> Any:
+    """An intrinsic from an address to the record of this dtype there."""
+    record = from_dtype(kind)
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(record))
+
+    @intrinsic
+    def at(typing_context: Any, address: Any) -> Any:
+        return record(types.int64), codegen
+
+    return at
+
+
 count_bits = _primitive(lambda b, word: _popcount(b, word), 1, types.int64)
 
 
@@ -181,6 +203,42 @@ def _make_add_rows(count: int, prefetch: bool) -> Any:
 # Four streams at a time fetch fastest from memory; from the cache, eight need fewer instructions.
 add_rows_4, add_rows_2, add_rows_1 = (_make_add_rows(n, True) for n in (4, 2, 1))
 reuse_rows_8, reuse_rows_4, reuse_rows_2, reuse_rows_1 = (_make_add_rows(n, False) for n in (8, 4, 2, 1))
+
+
+def _make_add_pairs(count: int, prefetch: bool) -> Any:
+    """As `_make_add_rows` for weights of 4 bits: the low halves of a line are LINE columns, the high ones the next."""
+
+    def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
+        narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
+        mask, four = _constants(15, LINE, I8), _constants(4, LINE, I8)
+        offset = _constants(NIBBLE_OFFSET * count, LINE, I16)
+        bases = _row_addresses(b, weights, stride, rows, count)
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=count) if prefetch else []
+        step_bytes = b.mul(columns, _int(2))
+        fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
+        loop = _Loop(b, b.lshr(columns, _int(1)), LINE, [])
+        low = high = ir.Constant(narrow, None)
+        for base in bases:
+            pair = _load(b, b.add(base, loop.index), narrow)
+            low, high = b.add(low, b.and_(pair, mask)), b.add(high, b.lshr(pair, four))
+        for base in ahead:
+            _prefetch(b, b.add(base, loop.index))
+        halves = [b.sub(b.zext(half, wide), offset) for half in (low, high)]
+        here = b.add(sums, b.mul(loop.index, _int(4)))
+        for t, fired in enumerate(fires):
+            with b.if_then(fired):
+                for part, half in enumerate(halves):
+                    address = b.add(b.add(here, b.mul(step_bytes, _int(t))), _int(2 * LINE * part))
+                    _store(b, b.add(_load(b, address, wide, 2), half), address, 2)
+        loop.close([])
+
+    return _primitive(build, 6)
+
+
+# add_pairs_N, reuse_pairs_N: the same for rows of 4-bit weights as `plan.pack_pairs` lays them out. columns: a multiple
+# of 2 * LINE; the stride is in bytes.
+add_pairs_8, add_pairs_4, add_pairs_2, add_pairs_1 = (_make_add_pairs(n, True) for n in (8, 4, 2, 1))
+reuse_pairs_16, reuse_pairs_4, reuse_pairs_1 = (_make_add_pairs(n, False) for n in (16, 4, 1))
 
 
 def _widen_sums(b: Any, sums: Any, currents: Any, columns: Any, num_steps: Any) -> None:
@@ -326,12 +384,12 @@ affine = _primitive(_affine, 5)
 def _to_float(b: Any, wide: Any, columns: Any) -> None:
     loop = _Loop(b, columns, LANES, [])
     address = b.add(wide, b.mul(loop.index, _int(8)))
-    value = b.trunc(_load(b, address, ir.VectorType(I64, LANES), 8), ir.VectorType(I32, LANES))
+    value = _load(b, address, ir.VectorType(I64, LANES), 8)
     _store(b, b.sitofp(value, ir.VectorType(ir.DoubleType(), LANES)), address, 8)
     loop.close([])
 
 
-# to_float(int64 wide, columns): the numbers, taken as int32, become float64 in place
+# to_float(int64 wide, columns): the numbers become float64 in place
 to_float = _primitive(_to_float, 2)
 
 

@@ -1,4 +1,4 @@
-"""What the compiled passes share: constants, barriers, places in the buffers."""
+"""What the compiled passes share: how they are compiled, barriers, places in the buffers."""
 
 from __future__ import annotations
 
@@ -7,34 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import njit, types
-from numpy.typing import NDArray
 
 from neuro_sim.event import intrinsics as vector
-from neuro_sim.event.intrinsics import STEP_GROUP, read_int64, write_int64
-from spikeopd.contracts import LOGIT_INPUT_BITS
+from neuro_sim.event.constants import NUM_DRIVERS, NUM_SITES
+from neuro_sim.event.intrinsics import read_int64, write_int64
 
-Array = NDArray[Any]
-# Called by compiled code only: without wrappers for Python the first start is a sixth shorter.
-_BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Called by compiled code only: no wrappers for Python. A division by zero cannot happen, so nothing has to raise.
+_BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
 compiled: Callable[[Any], Any] = njit(nogil=True, **_BARE)
-
-# Columns of the per-layer tables, in the order of contracts.LAYER_SITES and of plan.WEIGHTS.
-Q, K, V, A, R, O, X, F, Y, H = range(10)  # noqa: E741
-NUM_SITES = 10
-W_QKV, W_O, W_1, W_2 = range(4)
-NUM_WEIGHTS = 4
-FROM_INPUT, FROM_R, FROM_X, FROM_F, FROM_O, FROM_Y = range(6)  # drivers whose active rows are counted
-NUM_DRIVERS = 6
-
-PATTERNS = 1 << STEP_GROUP
-LIST_PADDING = 16  # entries the prefetching row kernels may read beyond a list
-RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
-INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
-EXACT_FLOAT = 1 << 53  # integers below are exact in float64
-TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
-MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
-HEAD_COLUMNS = 2048
-LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
 
 
 if sys.platform == "win32":

@@ -6,27 +6,30 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neuro_sim.event import intrinsics as vector
-from neuro_sim.event.intrinsics import LINE, read_float, read_int32, read_int64, read_uint32, write_int32, write_int64
-from neuro_sim.event.kernel_base import (
+from neuro_sim.event.constants import (
     EXACT_FLOAT,
     HEAD_COLUMNS,
     INT16_LIMIT,
     INT32_LIMIT,
+    LINE,
     LIST_PADDING,
     LOGIT_INPUT_LIMIT,
     MAX_COLUMNS,
     TILE_BYTES,
     H,
-    compiled,
-    layer_masks,
-    meet,
-    smaller,
 )
-
-Array = NDArray[Any]
+from neuro_sim.event.intrinsics import (
+    read_float,
+    read_int32,
+    read_int64,
+    read_uint32,
+    write_float,
+    write_int32,
+    write_int64,
+)
+from neuro_sim.event.kernel_base import compiled, layer_masks, meet, smaller
 
 
 @compiled
@@ -117,7 +120,7 @@ def divide(number: int, by: int) -> float:
 
 
 @compiled
-def normalise(plan: Any, counts: int, norm: Array) -> None:
+def normalise(plan: Any, counts: int, norm: int) -> None:
     """Unit, mu and 1/sqrt(var + epsilon): contracts.normalise_counts, operation by operation."""
     total, squares = 0, 0
     for i in range(plan.hidden):
@@ -126,8 +129,9 @@ def normalise(plan: Any, counts: int, norm: Array) -> None:
         squares += count * count
     mu = total / (plan.hidden * plan.unit)
     variance = divide(squares, plan.hidden * plan.unit * plan.unit) - mu * mu
-    norm[0], norm[1] = float(plan.unit), mu
-    norm[2] = 1.0 / math.sqrt(max(variance, 0.0) + plan.epsilon)
+    write_float(norm, float(plan.unit))
+    write_float(norm + 8, mu)
+    write_float(norm + 16, 1.0 / math.sqrt(max(variance, 0.0) + plan.epsilon))
 
 
 @compiled
@@ -140,7 +144,7 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
     lanes = given.count
     wide = work.wide + 8 * HEAD_COLUMNS * thread
     sums = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
-    norm = np.empty(3, np.float64)
+    norm = work.scratch + 8 * work.scratch_size * thread
     # Several lanes share the rows through the cache, so their tiles are narrower.
     tile = HEAD_COLUMNS if lanes == 1 else max(LINE, smaller(HEAD_COLUMNS, TILE_BYTES // plan.hidden // LINE * LINE))
     lines = plan.head_width_pad // LINE
@@ -160,7 +164,7 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
                     plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
                     work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
                 )  # fmt: skip
-            vector.centre(wide, plan.head_sums + 8 * column, norm.ctypes.data, columns, wide)
+            vector.centre(wide, plan.head_sums + 8 * column, norm, columns, wide)
             if plan.two_products:
                 out = work.narrow + 8 * (plan.head_width_pad * lane + column)
                 vector.affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)

@@ -14,46 +14,34 @@ arrays are addresses: that keeps a call cheap and compilation short. `engine.py`
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numba import njit
-from numpy.typing import NDArray
+from numba import njit, types
 
 from neuro_sim.event import intrinsics as vector
-from neuro_sim.event import kernel_base, kernel_head
-from neuro_sim.event.intrinsics import (
-    LANES,
-    LINE,
-    SEGMENT_ROWS,
-    STEP_GROUP,
-    WORD,
-    read_int32,
-    read_int64,
-    read_uint32,
-    write_int32,
-    write_int64,
-)
-from neuro_sim.event.kernel_base import (
+from neuro_sim.event.constants import (
     FROM_F,
     FROM_INPUT,
     FROM_O,
     FROM_R,
     FROM_X,
     HEAD_COLUMNS,
+    LANES,
+    LINE,
     LIST_PADDING,
     MAX_COLUMNS,
     NUM_SITES,
     NUM_WEIGHTS,
     PATTERNS,
     RUN_FIELDS,
+    SEGMENT_ROWS,
+    STEP_GROUP,
     TILE_BYTES,
     W_1,
     W_2,
     W_O,
     W_QKV,
+    WORD,
     A,
     F,
     H,
@@ -64,24 +52,18 @@ from neuro_sim.event.kernel_base import (
     V,
     X,
     Y,
-    compiled,
-    count_active,
-    counter,
-    layer_masks,
-    meet,
-    smaller,
+    small_size,
 )
+from neuro_sim.event.intrinsics import read_int32, read_int64, read_uint32, write_int32, write_int64
+from neuro_sim.event.kernel_base import compiled, count_active, counter, layer_masks, meet, smaller
 from neuro_sim.event.kernel_head import read_out, run_head, scaled_rows
-from spikeopd.jit import can_cache
-
-Array = NDArray[Any]
-
+from neuro_sim.event.records import LANES_GIVEN, PLAN, WORK
 
 # --- projections ----------------------------------------------------------------------------------------------------
 
 
 @compiled
-def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: int) -> tuple[int, int]:
+def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: int, scratch: int) -> tuple[int, int]:
     """Group the inputs that spiked by their step pattern: fills rows and runs, returns (runs, active inputs).
 
     Steps are taken four at a time. A segment of inputs ends before any step could have more than SEGMENT_ROWS spikes
@@ -91,26 +73,25 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: 
     """
     num_runs, filled = 0, 0
     chunks = (inputs + SEGMENT_ROWS - 1) // SEGMENT_ROWS
-    histogram = np.empty((chunks, PATTERNS), np.int64)
-    place = np.empty(PATTERNS, np.int64)
+    place, histogram = scratch, scratch + 8 * PATTERNS  # int64 [PATTERNS], [chunks, PATTERNS]
     for group in range((steps + STEP_GROUP - 1) // STEP_GROUP):
         shift = STEP_GROUP * group
         for chunk in range(chunks):
-            for pattern in range(PATTERNS):
-                histogram[chunk, pattern] = 0
+            counts = histogram + 8 * PATTERNS * chunk
+            vector.clear(counts, 8 * PATTERNS)
             for i in range(chunk * SEGMENT_ROWS, smaller(inputs, (chunk + 1) * SEGMENT_ROWS)):
-                histogram[chunk, (read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)] += 1
+                raise_by(counts + 8 * ((read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)), 1)
         first = 0
         while first < chunks:
-            last = first + 1
-            while last < chunks and fits(histogram, first, last):
+            last, counts = first + 1, histogram + 8 * PATTERNS * first
+            while last < chunks and fits(counts, histogram + 8 * PATTERNS * last):
                 for pattern in range(PATTERNS):
-                    histogram[first, pattern] += histogram[last, pattern]
+                    raise_by(counts + 8 * pattern, read_int64(histogram + 8 * (PATTERNS * last + pattern)))
                 last += 1
             before = num_runs
             for pattern in range(1, PATTERNS):
-                place[pattern] = filled
-                length = histogram[first, pattern]
+                write_int64(place + 8 * pattern, filled)
+                length = read_int64(counts + 8 * pattern)
                 if length > 0:
                     run = runs + 8 * RUN_FIELDS * num_runs
                     write_int64(run, filled)
@@ -121,11 +102,11 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: 
                     filled += length
             if num_runs > before:
                 write_int64(runs + 8 * RUN_FIELDS * num_runs - 8, group)
-                place[0] = spare
+                write_int64(place, spare)
                 for i in range(first * SEGMENT_ROWS, smaller(inputs, last * SEGMENT_ROWS)):
-                    pattern = (read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)
-                    write_int32(rows + 4 * place[pattern], i)
-                    place[pattern] += 1
+                    at = place + 8 * ((read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1))
+                    write_int32(rows + 4 * read_int64(at), i)
+                    raise_by(at, 1)
             first = last
     active = filled
     if steps > STEP_GROUP:  # an input may be listed once in every group
@@ -138,13 +119,18 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: 
 
 
 @compiled
-def fits(histogram: Array, first: int, more: int) -> bool:
-    """Whether two chunks together still have at most SEGMENT_ROWS spikes in every step."""
+def raise_by(address: int, amount: int) -> None:
+    write_int64(address, read_int64(address) + amount)
+
+
+@compiled
+def fits(first: int, more: int) -> bool:
+    """Whether two chunks together still have at most SEGMENT_ROWS spikes in every step, by their histograms."""
     for step in range(STEP_GROUP):
         count = 0
         for pattern in range(PATTERNS):
             if (pattern >> step) & 1:
-                count += histogram[first, pattern] + histogram[more, pattern]
+                count += read_int64(first + 8 * pattern) + read_int64(more + 8 * pattern)
         if count > SEGMENT_ROWS:
             return False
     return True
@@ -168,15 +154,45 @@ def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread
             masks = layer_masks(plan, work, layer, lane, F)
             inputs = plan.ffn
         rows, runs = work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane
-        num_runs, active = list_rows(masks, inputs, plan.steps, rows, work.spare, runs)
+        scratch = work.scratch + 8 * work.scratch_size * thread
+        num_runs, active = list_rows(masks, inputs, plan.steps, rows, work.spare, runs, scratch)
         write_int64(work.num_runs + 8 * lane, num_runs)
         count_active(plan, work, thread, lane, layer, driver, active)
 
 
 @compiled
+def add_pairs(
+    weights: int, stride: int, columns: int, row: int, last: int, pattern: int, reuse: bool, sums: int
+) -> None:
+    """Rows of 4-bit weights, listed from `row` to `last`, for the steps of one pattern."""
+    if reuse:
+        while row + 64 <= last:
+            vector.reuse_pairs_16(weights, stride, row, columns, pattern, sums)
+            row += 64
+        while row + 16 <= last:
+            vector.reuse_pairs_4(weights, stride, row, columns, pattern, sums)
+            row += 16
+        while row < last:
+            vector.reuse_pairs_1(weights, stride, row, columns, pattern, sums)
+            row += 4
+        return
+    while row + 32 <= last:
+        vector.add_pairs_8(weights, stride, row, columns, pattern, sums)
+        row += 32
+    if row + 16 <= last:
+        vector.add_pairs_4(weights, stride, row, columns, pattern, sums)
+        row += 16
+    if row + 8 <= last:
+        vector.add_pairs_2(weights, stride, row, columns, pattern, sums)
+        row += 8
+    if row < last:
+        vector.add_pairs_1(weights, stride, row, columns, pattern, sums)
+
+
+@compiled
 def accumulate(
     weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, reuse: bool,
-    sums: int, currents: int,
+    paired: int, sums: int, currents: int,
 ) -> None:  # fmt: skip
     """currents [steps, columns] = for every step the sum of the rows that spiked in it."""
     vector.clear(currents, 4 * steps * columns)
@@ -189,7 +205,9 @@ def accumulate(
             read_int64(run + 24),
         )
         last = row + 4 * read_int64(run + 8)
-        if reuse:
+        if paired:
+            add_pairs(weights, stride, columns, row, last, pattern, reuse, sums)
+        elif reuse:
             while row + 32 <= last:
                 vector.reuse_rows_8(weights, stride, row, columns, pattern, sums)
                 row += 32
@@ -268,12 +286,14 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
         weight, site, parts, outputs, pad = W_1, F, 1, plan.ffn, plan.ffn_pad
     elif driver == FROM_F:
         weight, site, parts, half, inputs = W_2, Y, 1, 1, plan.ffn
-    lines = parts * pad // LINE
-    start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
+    paired = plan.paired  # two weights in a byte: a line holds twice as many columns
+    line = LINE << paired
+    lines = parts * pad // line
+    start, stop = lines * thread // threads * line, lines * (thread + 1) // threads * line
     # One lane: long rows. Several lanes: so many columns that all their rows stay in the cache from lane to lane.
     tile = MAX_COLUMNS
     if lanes > 1:
-        tile = smaller(tile, max(2 * LINE, TILE_BYTES // inputs // LINE * LINE))
+        tile = smaller(tile, max(2 * LINE, (TILE_BYTES << paired) // inputs // line * line))
     sums = work.sums + 2 * STEP_GROUP * MAX_COLUMNS * thread
     currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
     weights = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight))
@@ -281,9 +301,9 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
         columns = smaller(tile, stop - start)
         for lane in range(lanes):
             accumulate(
-                weights + start, parts * pad, columns, plan.steps, work.rows + 4 * work.list_size * lane,
-                work.runs + 8 * RUN_FIELDS * work.max_runs * lane, read_int64(work.num_runs + 8 * lane), lanes > 1,
-                sums, currents,
+                weights + (start >> paired), parts * pad >> paired, columns, plan.steps,
+                work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane,
+                read_int64(work.num_runs + 8 * lane), lanes > 1, paired, sums, currents,
             )  # fmt: skip
             done = 0
             while done < columns:
@@ -322,10 +342,7 @@ def store_key_value(plan: Any, work: Any, given: Any, lane: int, layer: int, hea
         vector.put_bits(row, value_masks, step, position, plan.head_pad)
 
 
-@compiled
-def small_size(steps: int, head_pad: int) -> int:
-    """int32 scratch of `attend`: coincidences, value sums, masks."""
-    return steps * (LANES + head_pad) + head_pad
+scratch_of_attend = compiled(small_size)
 
 
 @compiled
@@ -339,7 +356,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
     threshold = read_int32(plan.map_thresholds + 4 * (layer * plan.heads + head))
     shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + A))
     queries = work.queries + 8 * steps * words * thread
-    found = work.small + 4 * small_size(steps, pad) * thread
+    found = work.small + 4 * scratch_of_attend(steps, pad) * thread
     sums = found + 4 * steps * LANES
     query_masks = layer_masks(plan, work, layer, lane, Q) + 4 * head * plan.head_dim
     slot = layer if work.record else 0
@@ -391,7 +408,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
 # --- the whole block ------------------------------------------------------------------------------------------------
 
 
-@njit(inline="always")  # not compiled a second time on its own
+@compiled
 def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> None:
     """Feed one block of tokens. `work.residual` holds each lane's embedding current at every step."""
     lanes, pad = given.count, plan.hidden_pad
@@ -422,38 +439,15 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
     run_head(plan, work, given, thread, threads)
 
 
-def _entry_points(source: str) -> tuple[Any, Any]:
-    cached = can_cache(__file__)
-
-    # numba's cache looks at this file only. `source` is part of the cache's key because it is a closure variable, so
-    # a change of the primitives, which are inlined here, is noticed too.
-    @njit(nogil=True, cache=cached)
-    def decode_block(plan: Array, work: Array, given: Array, thread: int, threads: int) -> int:
-        run_block(plan[0], work[0], given[0], thread, threads)
-        return len(source)
-
-    @njit(nogil=True, cache=cached)
-    def project_row(weights: int, columns: int, rows: Array, factors: Array, sums: Array, wide: Array) -> int:
-        scaled_rows(
-            weights,
-            columns,
-            columns,
-            rows.ctypes.data,
-            factors.ctypes.data,
-            factors.size,
-            sums.ctypes.data,
-            wide.ctypes.data,
-        )
-        return len(source)
-
-    return decode_block, project_row
+as_plan, as_work, as_given = (vector.record_at(kind) for kind in (PLAN, WORK, LANES_GIVEN))
 
 
-def _source() -> str:
-    digest = hashlib.sha256()
-    for file in (vector.__file__, kernel_base.__file__, kernel_head.__file__, __file__):
-        digest.update(Path(file).read_bytes())
-    return digest.hexdigest()
-
-
-decode_block, project_row = _entry_points(_source())
+@njit(types.int64(*[types.int64] * 8), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def enter(job: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
+    """The one way in (native.py). job 0: a block of plan, work, given, thread, threads; 1: the arguments of scaled_rows
+    with rows as long as there are columns."""
+    if job == 0:
+        run_block(as_plan(a), as_work(b), as_given(c), d, e)
+    else:
+        scaled_rows(a, b, b, c, d, e, f, g)
+    return 0

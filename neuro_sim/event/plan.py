@@ -13,10 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.event import kernel_base, kernels
-from neuro_sim.event.intrinsics import LANES, LINE, SEGMENT_ROWS, STEP_GROUP, WORD
+from neuro_sim.event import constants
+from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.event.records import PLAN, WORK
-from spikeopd.contracts import LAYER_SITES, MEMBRANE_MAX, Layer, ModelShape, Site, SpikeModel, projections, readout_unit
+from spikeopd.contracts import (
+    LAYER_SITES,
+    MEMBRANE_MAX,
+    Layer,
+    ModelShape,
+    Precision,
+    Site,
+    SpikeModel,
+    projections,
+    readout_unit,
+)
 from spikeopd.errors import InputError
 
 Array = NDArray[Any]
@@ -39,7 +49,7 @@ def event_layout(model: SpikeModel) -> SpikeModel:
     has them in memory twice.
     """
     arrays = {name: getattr(owner, field) for name, owner, field in _matrices(model)}
-    place_weights(model.shape, arrays)
+    place_weights(model.shape, model.precision, arrays)
 
     def placed(owner: Any) -> dict[str, Any]:
         return {field: arrays[name] for name, other, field in _matrices(model) if other is owner}
@@ -63,19 +73,57 @@ def _matrices(model: SpikeModel) -> Iterator[tuple[str, Any, str]]:
         yield "head.project_out", model.head, "project_out"
 
 
-def place_weights(shape: ModelShape, arrays: dict[str, Array]) -> None:
+def plain_layout(model: SpikeModel) -> SpikeModel:
+    """The model as every backend reads it: weights that `place_weights` packed are int8 arrays again."""
+    if model.precision != "int4":
+        return model
+
+    def layer(values: Layer) -> Layer:
+        sizes = {c.name: c.fan_out for c in projections(model.shape)}
+        return replace(values, **{name: unpack_pairs(getattr(values, name), sizes[name] or 0) for name in sizes})
+
+    return replace(model, layers=tuple(layer(values) for values in model.layers))
+
+
+def pack_pairs(weights: Array, columns: int) -> Array:
+    """int8 [in, out] from -8 to 7 to uint8 [in, columns / 2], columns a multiple of 2 LINE and the rest padding.
+
+    Byte i of a line holds column i in its low half and column LINE + i in its high half, both plus NIBBLE_OFFSET.
+    """
+    if weights.dtype == np.uint8:
+        return weights
+    rows, outputs = weights.shape
+    shifted = np.full((rows, columns), NIBBLE_OFFSET, np.uint8)
+    shifted[:, :outputs] = weights + NIBBLE_OFFSET
+    low, high = np.moveaxis(shifted.reshape(rows, -1, 2, LINE), 2, 0)
+    return np.ascontiguousarray(low | (high << 4)).reshape(rows, columns // 2)
+
+
+def unpack_pairs(packed: Array, outputs: int) -> Array:
+    """The inverse of `pack_pairs`; int8 weights stay as they are."""
+    if packed.dtype != np.uint8:
+        return packed
+    lines = packed.reshape(len(packed), -1, 1, LINE)
+    halves = np.concatenate([lines & 15, lines >> 4], 2).astype(np.int8) - NIBBLE_OFFSET
+    return np.ascontiguousarray(halves.reshape(len(packed), -1)[:, :outputs])
+
+
+def place_weights(shape: ModelShape, precision: Precision, arrays: dict[str, Array]) -> None:
     """Move the weights of an integer model, under the names of a bundle, to where the kernels want them.
 
     All projections go into one block of memory (huge pages where the system has them), rows padded to whole cache
     lines, the rows of Q, K and V side by side: a spike reads one contiguous row. The tied table becomes [width, vocab]
     in memory, which serves the head's rows and the embedding's lookup alike, and is still seen as [vocab, width].
-    Values and shapes stay the same. Entries of `arrays` are replaced one by one, so if nobody else holds the old
-    arrays their memory is free at once and the weights are never in memory twice: hand this to `load_bundle`.
+    Values and shapes stay the same, except for 4-bit weights: they become uint8, two in a byte (`pack_pairs`), and only
+    this engine reads them so (`plain_layout` undoes it). Entries of `arrays` are replaced one by one, so if nobody else
+    holds the old arrays their memory is free at once and the weights are never in memory twice: hand this to
+    `load_bundle`.
     """
     if arrays["embedding.table"].dtype != np.int8:
         return
     d, f = shape.hidden_size, shape.ffn_dim
-    d_pad, f_pad = padded(d), padded(f)
+    paired = int(precision == "int4")
+    d_pad, f_pad = (padded(size, LINE << paired) >> paired for size in (d, f))  # bytes of a row
     layers = [{name: f"layers.{index}.{name}" for name in LAYER_WEIGHTS} for index in range(shape.num_hidden_layers)]
     waiting = [names for names in layers if not _is_placed([arrays[name] for name in names.values()], d_pad, f_pad)]
     arena = _aligned(len(waiting) * (d * (4 * d_pad + f_pad) + f * d_pad))
@@ -87,6 +135,8 @@ def place_weights(shape: ModelShape, arrays: dict[str, Array]) -> None:
         for index, name in enumerate(("w_q", "w_k", "w_v")):
             places[name] = places["qkv"][:, index * d_pad : (index + 1) * d_pad]
         for name, key in names.items():
+            if paired:
+                arrays[key] = pack_pairs(arrays[key], places[name].shape[1] << paired)
             _move(arrays, key, places[name])
         give_back()
     table = arrays["embedding.table"]
@@ -110,6 +160,7 @@ def _is_placed(weights: Sequence[Array], d_pad: int, f_pad: int) -> bool:
 
 def _move(arrays: dict[str, Array], key: str, place: Array) -> None:
     """Copy a matrix into `place`, whose rows may be longer, and put the view of it in its stead."""
+    place = place.view(arrays[key].dtype)
     columns = arrays[key].shape[1]
     place[:, :columns] = arrays[key]
     arrays[key] = place[:, :columns]
@@ -158,7 +209,7 @@ def _aligned(size: int) -> Array:
 class Record:
     """A record of `kernels`: named integers, and named arrays of which the kernels get the address.
 
-    Attributes read either; `data` is what the compiled code takes. The arrays live as long as the record.
+    Attributes read either; `address` is what the compiled code takes. The arrays live as long as the record.
     """
 
     def __init__(self, kind: np.dtype[Any], **fields: Any) -> None:
@@ -167,6 +218,7 @@ class Record:
         for name in kind.names or ():
             value = fields[name]
             self.data[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+        self.address = self.data.ctypes.data
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -179,11 +231,12 @@ def build_plan(model: SpikeModel) -> Record:
     """What the kernels read, from a model in `event_layout`."""
     shape = model.shape
     d, f = shape.hidden_size, shape.ffn_dim
-    d_pad, f_pad = padded(d), padded(f)
+    paired = int(model.precision == "int4")
+    d_pad, f_pad = padded(d, LINE << paired), padded(f, LINE << paired)
     offsets, row = np.zeros(len(LAYER_SITES), np.int64), 0
     for index, site in enumerate(LAYER_SITES):
         offsets[index] = row
-        row += padded(shape.site_size(site, 0)) if site != "a" and site in shape.layer_sites else 0
+        row += padded(shape.site_size(site, 0), LINE << paired) if site != "a" and site in shape.layer_sites else 0
     row += WORD  # whole words of masks are read, also at the end
     thresholds = np.full((len(model.layers), row), MEMBRANE_MAX + 1, np.int32)
     biases = np.zeros((len(model.layers), row), np.int32)
@@ -238,6 +291,7 @@ def build_plan(model: SpikeModel) -> Record:
         distances=distances,
         decay=int(model.decay),
         row=row,
+        paired=paired,
         embed_shift=model.embed_site.shift,
         epsilon=head.epsilon,
         offsets=offsets,
@@ -280,7 +334,7 @@ def _map_biases(model: SpikeModel) -> tuple[Array, int]:
 def check_model(model: SpikeModel) -> None:
     """Refuse what the engine cannot compute exactly."""
     shape = model.shape
-    if model.precision != "int8":
+    if not model.integer:
         raise InputError("the event engine runs integer models only; use --backend dense for a float32 bundle")
     if not model.layers:
         raise InputError("the event engine needs a model with at least one layer")
@@ -333,7 +387,7 @@ def _largest_write(layer: Layer, write: str) -> int:
     gain, bias, shift = (getattr(layer, f"{name}_{write}") for name in ("gain", "bias", "shift"))
     if gain is not None:
         return _largest(gain)
-    weights = layer.w_o if write == "o" else layer.w_2
+    weights = unpack_pairs(layer.w_o if write == "o" else layer.w_2, bias.size)
     raised = weights.clip(0).sum(0, dtype=np.int64)  # every positive weight of a neuron, and none of the others
     most = np.maximum(raised, raised - weights.sum(0, dtype=np.int64))
     return _largest(most << shift) + _largest(bias)
@@ -379,11 +433,11 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
     """Buffers of one decoder, reused by every block of up to `lanes` tokens."""
     steps, layers, groups = plan.steps, plan.layers, -(-plan.steps // STEP_GROUP)
     widest = max(plan.hidden, plan.ffn)
-    spare = max(widest * groups, plan.head_width) + kernel_base.LIST_PADDING
+    spare = max(widest * groups, plan.head_width) + constants.LIST_PADDING
     list_size = spare + widest
-    max_runs = groups * (kernel_base.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
-    slots = layers if record else 1
-    counters = (threads, lanes, layers + 1, kernel_base.NUM_SITES, steps)
+    max_runs = groups * (constants.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
+    slots, scratch = layers if record else 1, constants.lists_size(widest)
+    counters = (threads, lanes, layers + 1, constants.NUM_SITES, steps)
     return Record(
         WORK,
         lanes=lanes,
@@ -397,17 +451,19 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
         map_words=np.zeros((slots, lanes, plan.heads, steps, plan.blocks), np.uint64),
         rows=np.zeros((lanes, list_size), np.int32),
         factors=np.zeros((lanes, list_size), np.int32),
-        runs=np.zeros((lanes, max_runs, kernel_base.RUN_FIELDS), np.int64),
+        runs=np.zeros((lanes, max_runs, constants.RUN_FIELDS), np.int64),
         num_runs=np.zeros(lanes, np.int64),
-        sums=np.zeros((threads, STEP_GROUP * kernel_base.MAX_COLUMNS), np.int16),
-        currents=np.zeros((threads, max(steps * kernel_base.MAX_COLUMNS, kernel_base.HEAD_COLUMNS)), np.int32),
-        wide=np.zeros((threads, kernel_base.HEAD_COLUMNS), np.int64),
-        small=np.zeros((threads, kernels.small_size.py_func(steps, plan.head_pad)), np.int32),
+        scratch_size=scratch,
+        scratch=np.zeros((threads, scratch), np.int64),
+        sums=np.zeros((threads, STEP_GROUP * constants.MAX_COLUMNS), np.int16),
+        currents=np.zeros((threads, max(steps * constants.MAX_COLUMNS, constants.HEAD_COLUMNS)), np.int32),
+        wide=np.zeros((threads, constants.HEAD_COLUMNS), np.int64),
+        small=np.zeros((threads, constants.small_size(steps, plan.head_pad)), np.int32),
         queries=np.zeros((threads, steps * plan.key_words), np.int64),
         spikes=np.zeros(counters, np.int64),
         saturations=np.zeros(counters, np.int64),
         additions=np.zeros((threads, lanes, layers, 2, steps), np.int64),
-        active=np.zeros((threads, lanes, layers, kernel_base.NUM_DRIVERS), np.int64),
+        active=np.zeros((threads, lanes, layers, constants.NUM_DRIVERS), np.int64),
         counts=np.zeros((lanes, plan.hidden), np.int64),
         head_active=np.zeros(lanes, np.int64),
         narrow=np.zeros((lanes, plan.head_width_pad if plan.two_products else 0)),

@@ -16,13 +16,14 @@ def _record(fields: str) -> np.dtype[Any]:
 # neurons; `offsets` says where a site starts in it.
 PLAN = _record("""
     layers steps hidden hidden_pad ffn ffn_pad heads head_dim head_pad key_words blocks vocab vocab_pad
-    head_width head_width_pad factorised two_products current_write residual_readout unit distances decay row
+    head_width head_width_pad factorised two_products current_write residual_readout unit distances decay row paired
     embed_shift epsilon!
     offsets weights thresholds biases shifts map_thresholds map_biases writes write_shifts embed_threshold embed_bias
     head_rows table gamma head_sums row_scale bias out_scale out_bias
 """)
 # offsets         int64 [10]
-# weights         int64 [layers, 4]: addresses of int8 [in, out_pad]; Q, K and V are one matrix
+# weights         int64 [layers, 4]: addresses of int8 [in, out_pad]; Q, K and V are one matrix. paired: of 4-bit
+#                 weights, two in a byte, [in, out_pad / 2] (plan.pack_pairs)
 # thresholds      int32 [layers, row]            biases       int32 [layers, row]
 # shifts          int64 [layers, 10]
 # map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]
@@ -35,8 +36,8 @@ PLAN = _record("""
 # out_scale, out_bias  float64 [head_width_pad] if the head has two products
 
 WORK = _record("""
-    lanes record list_size spare max_runs
-    residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries
+    lanes record list_size spare max_runs scratch_size
+    residual embed_masks masks map_words rows factors runs num_runs sums currents wide small queries scratch
     spikes saturations additions active counts head_active narrow barrier
 """)
 # residual     int32 [lanes, T_s, hidden_pad]     embed_masks uint32 [lanes, row]
@@ -48,6 +49,7 @@ WORK = _record("""
 # sums         int16 [threads, 4 * MAX_COLUMNS]   currents    int32 [threads, max(T_s * MAX_COLUMNS, HEAD_COLUMNS)]
 # wide         int64 [threads, HEAD_COLUMNS]
 # small        int32 [threads, small_size(plan)]  queries     int64 [threads, T_s * key_words]
+# scratch      int64 [threads, scratch_size]: of list_rows, and of the head's three numbers
 # spikes       int64 [threads, lanes, layers + 1, 10, T_s]; row `layers` holds embed at site 0
 # saturations  the same                           additions   int64 [threads, lanes, layers, 2, T_s]
 # active       int64 [threads, lanes, layers, 6]

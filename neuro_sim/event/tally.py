@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuro_sim.event.kernel_base import NUM_DRIVERS
+from neuro_sim.event.constants import NUM_DRIVERS
 from neuro_sim.event.plan import Record
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES, Activity, SpikeModel, SpikeTrace, connections
+from spikeopd.contracts import EMBED_SITE, LAYER_SITES, Activity, SpikeModel, SpikeTrace, connections, fetched_bytes
 from spikeopd.contracts.topology import INPUT, outer_macs
 
 Array = NDArray[Any]
-DRIVERS = (INPUT, "r", "x", "f", "o", "y")  # whose active rows the kernels count, in the order of kernel_base.FROM_*
+DRIVERS = (INPUT, "r", "x", "f", "o", "y")  # whose active rows the kernels count, in the order of constants.FROM_*
 assert len(DRIVERS) == NUM_DRIVERS
 
 
@@ -36,8 +36,8 @@ class Tally:
             if connection.fan_out is not None:
                 self._fan_out[component, drivers.index(connection.driver)] += connection.fan_out
             if connection.driver in DRIVERS:
-                item = getattr(model.layers[0], connection.name).itemsize
-                self._row_bytes[component, DRIVERS.index(connection.driver)] += connection.fan_out * item
+                read = fetched_bytes(connection, model.precision)
+                self._row_bytes[component, DRIVERS.index(connection.driver)] += read
         self._coincidence, self._av = (self._components.index(name) for name in ("coincidence", "av"))
         self._query, self._map, self._last = (self._sites.index(site) for site in ("q", "a", "h"))
         self._macs = outer_macs(shape, 1)

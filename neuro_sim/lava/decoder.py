@@ -39,7 +39,7 @@ class LavaDecoder:
             raise InputError(f"precision {precision!r} is not known to Lava; choose fixed or float")
         if granularity not in ("fused", "graph"):
             raise InputError(f"granularity {granularity!r} is not known; choose fused or graph")
-        if precision == "fixed" and model.precision != "int8":
+        if precision == "fixed" and not model.integer:
             raise InputError("this model is float32: it has no fixed-point form; choose precision float")
         require_lava()
         from lava.magma.core.run_configs import Loihi2SimCfg
@@ -137,7 +137,7 @@ class _HostHead:
 
     def __init__(self, model: SpikeModel) -> None:
         self.model = model
-        head, whole = model.head, model.precision == "int8" and model.shape.readout == "residual"
+        head, whole = model.head, model.integer and model.shape.readout == "residual"
         self._rows: Array | None = None  # None: the identity
         if head.gamma is not None:
             self._rows = model.embedding.table.T.astype(np.float64) * head.gamma[:, None]

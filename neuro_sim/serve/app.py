@@ -77,7 +77,7 @@ class Server:
         hosts: list[str] | None = None,
     ) -> None:
         self.model, self.name, self.key = model, name, key
-        self.limits, self.defaults = limits or Limits(), defaults or Sampling(0.8, top_p=0.95)
+        self.limits, self.defaults = limits or Limits(), defaults or model.bundle.sampling
         self.watch, self.metrics = Watch(model.bundle.shape, model.bundle.text), Metrics()
         self.scheduler = Scheduler(model, self._deliver, batch, waiting)
         self.mailboxes: dict[Job, asyncio.Queue[tuple[Job, Update]]] = {}

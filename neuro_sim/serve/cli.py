@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from spikeopd.arguments import add_version
 from spikeopd.errors import BackendMissing, ConfigError, InputError, install_command, run_command, say
 
 PROG = "spikeopd-serve"
@@ -38,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("bundle", metavar="BUNDLE", help="folder written by spikeopd-export")
+    add_version(parser)
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="where to listen (default: this machine alone)")
     network.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one (default: 8000)")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from neuro_sim.serve.scheduler import Ended, Usage
 from neuro_sim.text import Text, continue_chat
 from spikeopd.errors import ConfigError, InputError, short
-from spikeopd.sampling import Sampling
+from spikeopd.sampling import Sampling, asked_for
 
 Json = dict[str, Any]
 FINISH: dict[Ended, str] = {"eos": "stop", "stop": "stop", "error": "error"}  # everything else: "length"
@@ -115,17 +115,17 @@ def _sampling(body: Json, limits: Limits, defaults: Sampling) -> Sampling:
     most = limits.max_new_tokens
     asked = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     try:
-        return replace(
-            defaults,
-            temperature=_number(body, "temperature", defaults.temperature, 0, 100),
-            top_k=_number(body, "top_k", defaults.top_k, 0, 1 << 31, whole=True),
-            top_p=_number(body, "top_p", defaults.top_p, 0, 1),
-            min_p=_number(body, "min_p", defaults.min_p, 0, 1),
-            repetition_penalty=_number(body, "repetition_penalty", defaults.repetition_penalty, 0, 100),
+        given = {
+            "temperature": _number(body, "temperature", None, 0, 100),
+            "top_k": _number(body, "top_k", None, 0, 1 << 31, whole=True),
+            "top_p": _number(body, "top_p", None, 0, 1),
+            "min_p": _number(body, "min_p", None, 0, 1),
+            "repetition_penalty": _number(body, "repetition_penalty", None, 0, 100),
             # Without a seed every answer is another one, as clients expect; the answer names the seed it had.
-            seed=_number(body, "seed", secrets.randbelow(1 << 31), 0, (1 << 63) - 1, whole=True),
-            max_new_tokens=_number(body, asked, min(most, defaults.max_new_tokens), 0, most, whole=True),
-        )
+            "seed": _number(body, "seed", secrets.randbelow(1 << 31), 0, (1 << 63) - 1, whole=True),
+            "max_new_tokens": _number(body, asked, min(most, defaults.max_new_tokens), 0, most, whole=True),
+        }
+        return asked_for(given, defaults)
     except ConfigError as error:
         raise BadRequest(str(error)) from None
 

@@ -31,17 +31,20 @@ from spikeopd.contracts.model import (
     Precision,
     Site,
     SpikeModel,
+    is_integer,
+    row_bytes,
     site_shift,
 )
 from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
-from spikeopd.errors import InputError
+from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import find_model, parse_json, sha256
+from spikeopd.sampling import from_generation_config
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
-Place = Callable[[ModelShape, dict[str, Array]], None]
+Place = Callable[[ModelShape, Precision, dict[str, Array]], None]
 
 SCHEMA = "spikeopd.bundle"
-VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site
+VERSIONS = (1, 2, 3)  # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site; 3: also int4
 MANIFEST = "manifest.json"
 SHIPPED = Path(__file__).parents[1] / "assets" / "bundles"
 MODEL_FILES = ("model.nir", "arrays.h5")
@@ -49,6 +52,7 @@ BUNDLE_FILES = (*MODEL_FILES, "graph.json", "tokenizer.json", "report.json")
 NETX_FILE = re.compile(r"netx_layer\d{3}_(q|k|v|o|ffn)\.h5")
 SPECIAL_TOKENS = ("bos", "eos", "pad")  # roles of the manifest's `tokens`
 MANIFEST_LIMIT = 64 << 20  # bytes; a thousand layers need less
+FILE_SLACK = 64 << 20  # bytes that any file may have beside what it holds of the model
 SIZE_LIMIT = 1 << 24  # no dimension of a model is larger; keeps products far from overflow
 STEPS_LIMIT = 1 << 10
 WRITE_SHIFT_LIMIT = 16  # of a current write: the shifted sum of a row still fits 32 bits
@@ -56,20 +60,35 @@ WRITE_SHIFT_LIMIT = 16  # of a current write: the shifted sum of a row still fit
 # How a stored value becomes the model's. NIR's Threshold fires at `>`, so its file holds the float32 just below the
 # threshold; a bias is added to the sum of weights or of counts, so it is stored in their units; a shift is a factor.
 TRANSFORMS = ("next_above", "weight_units", "count_units", "exponent")
+PAIRED = "int4"  # dtype of an entry whose file holds `pack_nibbles`
 NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefore not stored
 
 
-def bundle_schema(shape: ModelShape) -> str:
+def bundle_schema(shape: ModelShape, precision: Precision) -> str:
     """The lowest version that can say what this model is: older readers keep reading what they can."""
-    return f"{SCHEMA}/{1 if shape.paper_block else 2}"
+    return f"{SCHEMA}/{3 if precision == 'int4' else 1 if shape.paper_block else 2}"
+
+
+def pack_nibbles(weights: Array) -> Array:
+    """int8 [in, out] from -8 to 7 as uint8 [in, ceil(out / 2)]: two columns a byte, the even one in the low half."""
+    low, high = weights[:, ::2].astype(np.uint8) & 15, weights[:, 1::2].astype(np.uint8) & 15
+    low[:, : high.shape[1]] |= high << 4
+    return low
+
+
+def unpack_nibbles(packed: Array, columns: int) -> Array:
+    """The inverse of `pack_nibbles`."""
+    weights = np.empty((len(packed), 2 * packed.shape[1]), np.int8)
+    weights[:, ::2], weights[:, 1::2] = (packed << 4).view(np.int8) >> 4, packed.view(np.int8) >> 4
+    return np.ascontiguousarray(weights[:, :columns])
 
 
 def layer_writes(shape: ModelShape, precision: Precision) -> dict[str, str]:
     """The arrays by which a sublayer adds to the residual stream, with their dtypes."""
-    word = "int32" if precision == "int8" else "float32"
+    word = "int32" if is_integer(precision) else "float32"
     if shape.residual_write == "spike":
         return {"gain_o": word, "gain_y": word}
-    shifts = {"shift_o": "uint8", "shift_y": "uint8"} if precision == "int8" else {}
+    shifts = {"shift_o": "uint8", "shift_y": "uint8"} if is_integer(precision) else {}
     return {"bias_o": word, "bias_y": word} | shifts
 
 
@@ -84,8 +103,7 @@ def array_specs(shape: ModelShape, precision: Precision) -> dict[str, Spec]:
     """Every array of a deployable model by name, with its dtype and shape."""
     d, ffn, heads, width = shape.hidden_size, shape.ffn_dim, shape.num_attention_heads, shape.word_embed_proj_dim
     vocab, positions = shape.vocab_size, shape.max_position_embeddings
-    integer = precision == "int8"
-    narrow, half, word = ("int8", "int16", "int32") if integer else ("float32", "float32", "float32")
+    narrow, half, word = ("int8", "int16", "int32") if is_integer(precision) else ("float32", "float32", "float32")
     specs: dict[str, Spec] = {
         "embedding.table": (narrow, (vocab, width)),
         "embedding.row_scale": (word, (vocab,)),
@@ -236,11 +254,13 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise _wrong(file, "manifest", "a JSON object", manifest)
     version = _check_schema(file, manifest.get("schema"))
-    if manifest.get("precision") not in ("int8", "float32"):
-        raise _wrong(file, "precision", "'int8' or 'float32'", manifest.get("precision"))
+    known = ("int8", "int4", "float32") if version >= 3 else ("int8", "float32")
+    if manifest.get("precision") not in known:
+        raise _wrong(file, "precision", " or ".join(map(repr, known)), manifest.get("precision"))
     _check_shape(file, manifest.get("shape"), version)
     _check_numbers(file, manifest)
     _check_tokens(file, manifest.get("tokens", {}), manifest["shape"]["vocab_size"])
+    _check_generation(file, manifest.get("generation", {}))
     for name in ("files", "arrays"):
         if not isinstance(manifest.get(name), dict):
             raise _wrong(file, name, "an object", manifest.get(name))
@@ -293,7 +313,7 @@ def _check_shape(file: Path, shape: Any, version: int) -> None:
 
 def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
     decay, epsilon, shift = manifest.get("decay"), manifest.get("epsilon"), manifest.get("embedding_shift")
-    if manifest["precision"] == "int8":
+    if is_integer(manifest["precision"]):
         if type(decay) is not int or not 0 <= decay <= 1 << DECAY_BITS:
             raise _wrong(file, "decay", f"an integer from 0 to {1 << DECAY_BITS}", decay)
         if type(shift) is not int or not 0 <= shift <= 62:
@@ -305,6 +325,16 @@ def _check_numbers(file: Path, manifest: Mapping[str, Any]) -> None:
             raise _wrong(file, "embedding_shift", "0 in float32", shift)
     if type(epsilon) is not float or not 0 < epsilon < 1:
         raise _wrong(file, "epsilon", "a number between 0 and 1", epsilon)
+
+
+def _check_generation(file: Path, generation: Any) -> None:
+    """How the model's makers would sample from it: numbers of a generation_config.json."""
+    if not isinstance(generation, dict):
+        raise _wrong(file, "generation", "an object", generation)
+    try:
+        from_generation_config(generation)
+    except ConfigError as error:
+        raise InputError(f"{file}: field 'generation': {_short(error)}") from None
 
 
 def _check_tokens(file: Path, tokens: Any, vocabulary: int) -> None:
@@ -328,7 +358,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
     folder = bundle_folder(path)
     manifest = read_manifest(folder)
     shape, precision = manifest_shape(manifest), manifest["precision"]
-    sizes = _check_files(folder, manifest["files"], check_hashes)
+    sizes = _check_files(folder, manifest["files"])
     entries = manifest["arrays"]
     # Count before the names are spelt out: a claimed million layers must not cost a million strings.
     if shape.num_hidden_layers > len(entries):
@@ -338,7 +368,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
     specs = array_specs(shape, precision)
     absent = {name for name in specs if name.endswith(".bias") and entries.get(name) == NO_BIAS}
     views = {
-        name: _check_entry(folder, name, entries.get(name), spec, sizes)
+        name: _check_entry(folder, name, entries.get(name), spec, sizes, precision)
         for name, spec in specs.items()
         if name not in absent
     }
@@ -347,15 +377,19 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
         raise InputError(
             f"{folder / MANIFEST}: field 'arrays' claims {total} bytes, the files hold {sum(sizes.values())}"
         )
+    _check_effort(folder, total, manifest["files"])
+    if check_hashes:
+        _check_hashes(folder, manifest["files"])
     with ExitStack() as stack:
         maps = {name: _map(stack, folder / name) for name in {view["file"] for view in views.values()}}
         arrays = {name: _read(folder, name, view, specs[name], maps, precision) for name, view in views.items()}
     if place is not None:
-        place(shape, arrays)
+        place(shape, precision, arrays)
     return assemble(shape, precision, manifest["decay"], manifest["embedding_shift"], manifest["epsilon"], arrays)
 
 
-def _check_files(folder: Path, files: Mapping[str, Any], check_hashes: bool) -> dict[str, int]:
+def _check_files(folder: Path, files: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of the model's files, after a look at all of them."""
     sizes = {}
     for name, entry in files.items():
         size = _regular_size(folder / name)
@@ -364,15 +398,34 @@ def _check_files(folder: Path, files: Mapping[str, Any], check_hashes: bool) -> 
                 f"{folder / name}: {size} bytes, but the manifest says {_short(repr(entry.get('bytes')))}; "
                 "the file is truncated or was changed"
             )
-        if check_hashes and sha256(folder / name) != entry["sha256"]:
-            raise InputError(f"{folder / name}: sha256 differs from the manifest; the file is damaged or was changed")
         if name in MODEL_FILES:
             sizes[name] = size
     return sizes
 
 
-def _check_entry(folder: Path, name: str, entry: Any, spec: Spec, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Check one view against the model's spec and the file's size; nothing is allocated here."""
+def _check_effort(folder: Path, total: int, files: Mapping[str, Any]) -> None:
+    """Refuse, before anything is read, what this machine cannot hold, and files of holes that would take hours."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total > memory:
+        raise InputError(f"{folder}: the model takes {total} bytes, this machine has {memory} of memory")
+    for name, entry in files.items():
+        if entry["bytes"] > FILE_SLACK + 64 * total:
+            raise InputError(f"{folder / name}: {entry['bytes']} bytes, and the model's arrays take {total} of them")
+
+
+def _check_hashes(folder: Path, files: Mapping[str, Any]) -> None:
+    for name, entry in files.items():
+        if sha256(folder / name) != entry["sha256"]:
+            raise InputError(f"{folder / name}: sha256 differs from the manifest; the file is damaged or was changed")
+
+
+def _check_entry(
+    folder: Path, name: str, entry: Any, spec: Spec, sizes: Mapping[str, int], precision: Precision
+) -> dict[str, Any]:
+    """Check one view against the model's spec and the file's size; nothing is allocated here.
+
+    Weights of 4 bits may be stored in pairs (dtype int4, rows of whole bytes): the view is then one of bytes.
+    """
     file, where = folder / MANIFEST, f"arrays.{name}"
     if not isinstance(entry, dict):
         raise InputError(f"{file}: field '{where}' is missing; the model needs this array")
@@ -382,34 +435,44 @@ def _check_entry(folder: Path, name: str, entry: Any, spec: Spec, sizes: Mapping
     if transform not in ("", *TRANSFORMS):
         raise _wrong(file, f"{where}.transform", f"one of {', '.join(TRANSFORMS)}", transform)
     dtype = "float32" if transform else spec[0]
-    if entry.get("dtype") != dtype:
+    paired = precision == "int4" and not transform and entry.get("dtype") == PAIRED and is_weight(name)
+    if entry.get("dtype") != dtype and not paired:
         raise _wrong(file, f"{where}.dtype", f"'{dtype}'", entry.get("dtype"))
     if entry.get("shape") != list(spec[1]) or any(type(n) is not int for n in entry["shape"]):
         raise _wrong(file, f"{where}.shape", str(list(spec[1])), entry.get("shape"))
+    stored = (spec[1][0], row_bytes(spec[1][1], "int4")) if paired else spec[1]
+    dtype = "uint8" if paired else dtype
     item, limit = np.dtype(dtype).itemsize, sizes[entry["file"]]
-    strides = entry.get("strides", _c_strides(spec[1], item))
-    if not _is_counts(strides) or len(strides) != len(spec[1]):
-        raise _wrong(file, f"{where}.strides", f"{len(spec[1])} byte counts", strides)
+    strides = entry.get("strides", _c_strides(stored, item))
+    if not _is_counts(strides) or len(strides) != len(stored):
+        raise _wrong(file, f"{where}.strides", f"{len(stored)} byte counts", strides)
     offset = entry.get("offset")
     if not _is_counts([offset]):
         raise _wrong(file, f"{where}.offset", "a byte count", offset)
-    end = offset + sum((n - 1) * step for n, step in zip(spec[1], strides, strict=True)) + item
-    if end > limit or math.prod(spec[1]) * item > limit:
+    end = offset + sum((n - 1) * step for n, step in zip(stored, strides, strict=True)) + item
+    if end > limit or math.prod(stored) * item > limit:
         raise InputError(f"{file}: field '{where}' reaches byte {end} of {entry['file']}, which has {limit}")
-    return {**entry, "strides": strides, "transform": transform, "dtype": dtype}
+    return {**entry, "shape": stored, "strides": strides, "transform": transform, "dtype": dtype, "paired": paired}
+
+
+def is_weight(name: str) -> bool:
+    """Whether an array of `array_specs` is a projection's weights."""
+    return name.startswith("layers.") and name.rpartition(".")[2].startswith("w_")
 
 
 def _read(
     folder: Path, name: str, view: Mapping[str, Any], spec: Spec, maps: Mapping[str, mmap.mmap], precision: Precision
 ) -> Array:
     stored = np.ndarray(
-        spec[1], np.dtype(view["dtype"]).newbyteorder("<"), maps[view["file"]], view["offset"], view["strides"]
+        view["shape"], np.dtype(view["dtype"]).newbyteorder("<"), maps[view["file"]], view["offset"], view["strides"]
     )
     values = np.array(stored, dtype=view["dtype"], order="C")
     del stored  # an error below must not keep the file mapped
     where = f"{folder / MANIFEST}: field 'arrays.{name}'"
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise InputError(f"{where} holds values that are not finite; export the bundle again")
+    if view["paired"]:
+        values = unpack_nibbles(values, spec[1][1])
     if view["transform"]:
         values = _transform(values, view["transform"], precision)
     if values.dtype.kind == "f" and spec[0] in ("int32", "uint8"):
@@ -427,25 +490,28 @@ def _meaningless(name: str, values: Array, precision: Precision) -> str:
     part = name.rpartition(".")[2]
     if part == "threshold" and (values <= 0).any():
         return "thresholds that are not positive"
-    if precision == "int8" and part == "threshold" and (values > MEMBRANE_MAX).any():
+    integer = is_integer(precision)
+    if integer and part == "threshold" and (values > MEMBRANE_MAX).any():
         return "thresholds beyond the 24-bit membrane"
     if part in ("shift_o", "shift_y") and ((values < 0) | (values > WRITE_SHIFT_LIMIT)).any():
         return f"shifts outside 0 to {WRITE_SHIFT_LIMIT}"
     membrane = part in ("bias", "gain_o", "gain_y", "bias_o", "bias_y") and not name.startswith("head.")
-    if precision == "int8" and membrane and (np.abs(values.astype(np.int64)) > MEMBRANE_MAX).any():
+    if integer and membrane and (np.abs(values.astype(np.int64)) > MEMBRANE_MAX).any():
         return "values beyond the 24-bit membrane"
+    if precision == "int4" and is_weight(name) and ((values < -8) | (values > 7)).any():
+        return "weights of more than 4 bits"
     return ""
 
 
 def _transform(values: Array, transform: str, precision: Precision) -> Array:
     if transform in ("weight_units", "count_units"):
         shift = WEIGHT_SHIFT if transform == "weight_units" else COUNT_SHIFT
-        return np.asarray(values * np.float32(1 << shift if precision == "int8" else 1))
+        return np.asarray(values * np.float32(1 << shift if is_integer(precision) else 1))
     if transform == "exponent":  # the model's k, stored as 2**k
         mantissa, exponent = np.frexp(values)
         return np.where(mantissa == 0.5, exponent - 1, -1).astype(np.float32)
     # The float32 above the stored one; for integers, whose neighbours are further apart, the next integer.
-    return np.ceil(values) if precision == "int8" else np.nextafter(values, np.float32(np.inf))
+    return np.ceil(values) if is_integer(precision) else np.nextafter(values, np.float32(np.inf))
 
 
 def _map(stack: ExitStack, path: Path) -> mmap.mmap:

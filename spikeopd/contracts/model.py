@@ -6,7 +6,7 @@ r"""The deployable model: everything needed to decode, nothing else. numpy only.
     v[tau]    = clip(decay(v[tau-1]) + (I[tau] << shift) + bias - threshold * s[tau-1],  -2**23, 2**23 - 1)
     s[tau]    = 1 if v[tau] >= threshold else 0                  v[0] = s[0] = 0 for every token, tau = 1 .. T_s
 
-`I` is an exact integer sum: of int8 weights over the spikes that arrived (projections), of coincidences
+`I` is an exact integer sum: of int8 (or int4) weights over the spikes that arrived (projections), of coincidences
 (attention), or the integer residual stream. A clip that changed a value is a *saturation* and is counted.
 
 **The block** for one token at position i and step tau (`e` is the integer embedding current):
@@ -25,6 +25,9 @@ r"""The deployable model: everything needed to decode, nothing else. numpy only.
 K_j and V_j at step tau are the cached spikes of token j at *its* step tau. With a distance bias the current of A[j] is
 (C[j] << 10) + bias[head, min(i - j, distances - 1)]: a pair may fire without a coincidence.
 
+**int4** is int8 with projection weights from -7 to 7 (a Layer holds them in int8 arrays all the same); neurons,
+residual stream, embedding and head do not differ.
+
 **Float precision**: the same dataclasses hold float32 arrays, `decay` is alpha itself, shifts are 0, nothing saturates.
 """
 
@@ -37,18 +40,40 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from spikeopd.contracts.topology import EMBED_SITE, RESIDUAL_SITES, ModelShape
+from spikeopd.contracts.topology import EMBED_SITE, RESIDUAL_SITES, Connection, ModelShape
 
 Array = NDArray[Any]
-Precision = Literal["int8", "float32"]
+Precision = Literal["int8", "int4", "float32"]
 
 DECAY_BITS = 12
 MEMBRANE_BITS = 24
 MEMBRANE_MIN, MEMBRANE_MAX = -(1 << (MEMBRANE_BITS - 1)), (1 << (MEMBRANE_BITS - 1)) - 1
 RESIDUAL_FRACTION_BITS = 12  # one unit of the integer residual stream is 2**-12 of the float one
-WEIGHT_SHIFT = 6  # a projection's int8 weight counts 2**6 membrane units, as on Loihi
+WEIGHT_SHIFT = 6  # a projection's integer weight counts 2**6 membrane units, as on Loihi
 COUNT_SHIFT = 10  # an attention count counts 2**10 membrane units
 LOGIT_INPUT_BITS = 14  # width of the integers y_k that meet the output table
+WEIGHT_BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "float32": 32}  # of a projection; all else is the same in int4
+
+
+def is_integer(precision: str) -> bool:
+    """Whether a model of this precision has the integer neuron."""
+    return precision != "float32"
+
+
+def weight_limit(precision: str) -> int:
+    """Largest magnitude of a projection's integer weight: symmetric, so the lowest number of its bits is not used."""
+    return (1 << (WEIGHT_BITS[precision] - 1)) - 1
+
+
+def row_bytes(columns: int, precision: str) -> int:
+    """Bytes of one row of a projection: what the spike of one input reads."""
+    return -(-columns * WEIGHT_BITS[precision] // 8)
+
+
+def fetched_bytes(connection: Connection, precision: str) -> int:
+    """Bytes that one active input of a connection reads: its row of weights, or its gains, which have 32 bits."""
+    assert connection.fan_out is not None
+    return row_bytes(connection.fan_out, precision) if connection.dense else 4 * connection.fan_out
 
 
 @dataclass(frozen=True)
@@ -147,11 +172,15 @@ class SpikeModel:
 
     shape: ModelShape
     precision: Precision
-    decay: float  # int8: the integer a = round(4096 alpha); float32: alpha
+    decay: float  # integers: a = round(4096 alpha); float32: alpha
     embedding: Embedding
     embed_site: Site
     layers: tuple[Layer, ...]
     head: Head
+
+    @property
+    def integer(self) -> bool:
+        return is_integer(self.precision)
 
     def site(self, layer: int, site: str) -> Site:
         return self.embed_site if site == EMBED_SITE else self.layers[layer].sites[site]
@@ -159,7 +188,7 @@ class SpikeModel:
 
 def readout_unit(model: SpikeModel) -> int:
     """What the readout's sums are divided by to give a mean over the steps, in float units of the model."""
-    fine = model.shape.readout == "residual" and model.precision == "int8"
+    fine = model.shape.readout == "residual" and model.integer
     return model.shape.num_steps << RESIDUAL_FRACTION_BITS if fine else model.shape.num_steps
 
 
@@ -189,8 +218,9 @@ def head_logits(model: SpikeModel, counts: Array, accumulated: Array, sums: Arra
     if model.precision == "float32":
         return np.asarray(head.row_scale * (table.astype(np.float64) @ y) + head.bias)
     limit = (1 << (LOGIT_INPUT_BITS - 1)) - 1
-    integers = np.clip(np.rint(y), -limit, limit).astype(np.int64)
-    return np.asarray(head.row_scale * (table.astype(np.int32) @ integers.astype(np.int32)) + head.bias)
+    exact = np.int32 if table.shape[1] * limit * 128 < 1 << 31 else np.int64  # the narrower one where no sum can wrap
+    integers = np.clip(np.rint(y), -limit, limit).astype(exact)
+    return np.asarray(head.row_scale * (table.astype(exact) @ integers) + head.bias)
 
 
 def site_shift(site: str, precision: Precision) -> int:

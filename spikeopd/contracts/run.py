@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from spikeopd.contracts.activity import MAC_KEYS, Activity, byte_keys, site_rows
+from spikeopd.contracts.chip import ChipRun, parse_chip
 from spikeopd.contracts.model import Array, Precision
 from spikeopd.contracts.topology import (
     SIZES,
@@ -33,7 +34,7 @@ BACKEND = re.compile(r"[a-z][a-z0-9_-]{0,31}")  # a name of neuro_sim.backends.B
 PRECISIONS = get_args(Precision)
 STOPS = ("length", "eos", "stop", "context", "interrupted")
 SERIES = ("spikes", "sops", "macs", "bytes")
-RUN_LIMIT = 1 << 30  # bytes; a long run has a line of counts for each of its tokens
+RUN_LIMIT = 128 << 20  # bytes; a long run has a line of counts for each of its tokens
 _LARGEST = 2**62  # sums of a few of these still fit int64
 
 
@@ -74,6 +75,7 @@ class Run:
     bundle: dict[str, Any]
     trace: Path | None = None
     trace_sha256: str | None = None
+    chip: ChipRun | None = None
 
     def activity(self, phase: str | None = None) -> Activity:
         """Counts of one phase, or of the whole run."""
@@ -178,6 +180,7 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
         bundle=bundle if isinstance(bundle, dict) else {},
         trace=(path.parent / trace) if trace and path is not None else None,
         trace_sha256=trace_sha256,
+        chip=parse_chip(data["chip"], where, len(per_token.phase)) if "chip" in data else None,
     )
     _check_unmasked(check, run)
     return run

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import io
-import math
 import re
-import struct
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from spikeopd.contracts.model import Array
+from spikeopd.contracts.npz import open_npz, read_array
 from spikeopd.contracts.topology import EMBED_SITE, LAYER_SITES, ModelShape
-from spikeopd.errors import InputError, short
+from spikeopd.errors import short
 from spikeopd.files import write_bytes
 
 SiteKey = tuple[int, str]
-TRACE_LIMIT = 2 << 30  # bytes of spikes, one each, that a reader takes in
+TRACE_LIMIT = 1 << 30  # bytes of the file, and of spikes, one each, that a reader takes in
 _NAME = re.compile(r"^(\d{1,9})/(?:(\d{1,9})\.)?(\w{1,16})$")
 
 
@@ -122,76 +120,52 @@ def load_trace(path: Path | str, *, attention: bool = True, shape: ModelShape | 
 
     shape: of the model the trace must be of; what that model does not have is refused before it is allocated.
     """
-    path = Path(path)
     traces: dict[int, SpikeTrace] = {}
-    try:
-        if not zipfile.is_zipfile(path):
-            raise InputError(f"trace {path}: {'not an .npz file' if path.is_file() else 'there is no such file'}")
-        with zipfile.ZipFile(path) as archive:
-            room = TRACE_LIMIT
-            for info in archive.infolist():
-                name = info.filename.removesuffix(".npy")
-                match = _NAME.match(name)
-                if match is None or (match[3] == "a" and not attention):
-                    continue
-                if match[3] == "tokens" or match[3] not in (EMBED_SITE, *LAYER_SITES):
-                    key = None
-                else:
-                    key = -1 if match[2] is None else int(match[2]), match[3]
-                if match[3] != "tokens" and key is None:
-                    raise ValueError(f"array {name!r}: there is no site {match[3]!r}")
-                if key is not None and (key[0] < 0) != (key[1] == EMBED_SITE):
-                    raise ValueError(f"array {name!r}: a site of a layer needs its number, and the embedding has none")
-                stored = _read_array(archive, info, room, key, shape)
-                room -= stored.nbytes
-                trace = traces.setdefault(int(match[1]), SpikeTrace())
-                if key is None:
-                    trace.tokens = stored.tolist()
-                else:
-                    trace.sites[key] = _tokens_of(key[1], stored)
-    except (OSError, EOFError, ValueError, TypeError, SyntaxError, NotImplementedError, RuntimeError) as error:
-        raise InputError(f"trace {path}: cannot be read ({short(error)})") from error
-    except (zipfile.BadZipFile, zlib.error, KeyError, struct.error) as error:
-        raise InputError(f"trace {path}: damaged ({short(error)})") from error
+    with open_npz(path, "trace", TRACE_LIMIT) as archive:
+        room = TRACE_LIMIT
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            match = _NAME.match(name)
+            if match is None or (match[3] == "a" and not attention):
+                continue
+            if match[3] == "tokens" or match[3] not in (EMBED_SITE, *LAYER_SITES):
+                key = None
+            else:
+                key = -1 if match[2] is None else int(match[2]), match[3]
+            if match[3] != "tokens" and key is None:
+                raise ValueError(f"array {name!r}: there is no site {match[3]!r}")
+            if key is not None and (key[0] < 0) != (key[1] == EMBED_SITE):
+                raise ValueError(f"array {name!r}: a site of a layer needs its number, and the embedding has none")
+            stored = read_array(archive, info, room, partial(_misfit, key, shape))
+            room -= stored.nbytes
+            trace = traces.setdefault(int(match[1]), SpikeTrace())
+            if key is None:
+                trace.tokens = stored.tolist()
+            else:
+                trace.sites[key] = _tokens_of(key[1], stored)
     for trace in traces.values():
         trace.sites = {key: trace.sites[key] for key in sorted(trace.sites, key=site_order)}
     return [traces[index] for index in sorted(traces)]
 
 
-def _read_array(
-    archive: zipfile.ZipFile, info: zipfile.ZipInfo, room: int, key: SiteKey | None, shape: ModelShape | None
-) -> Array:
-    """One member as an array. Its header is checked against the member's size, the room left and the model first."""
-    name = info.filename.removesuffix(".npy")
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)  # type: ignore[no-untyped-call]
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"array {name!r}: version {version} of .npy")
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        sizes, fortran, dtype = read(member)  # type: ignore[no-untyped-call]
-        due = np.dtype(np.int64) if key is None else np.dtype(bool)
-        axes = 1 if key is None else 4 if key[1] == "a" else 3
-        if dtype != due or len(sizes) != axes or fortran and min(sizes) > 1:
-            raise ValueError(f"array {name!r}: expected {due} in {axes} axes, found {dtype} {short(sizes)}")
-        if any(type(n) is not int or not 0 <= n < 1 << 40 for n in sizes):
-            raise ValueError(f"array {name!r}: shape {short(sizes)}")
-        count = math.prod(sizes) * due.itemsize
-        if count > min(room, info.file_size):
-            raise ValueError(f"array {name!r} claims {count} bytes, more than the file can hold")
-        if shape is not None and key is not None:
-            _check_sizes(name, key, sizes, shape)
-        data = member.read(count)
-    return np.frombuffer(data, due).reshape(sizes)
+def _misfit(key: SiteKey | None, shape: ModelShape | None, dtype: np.dtype[np.generic], sizes: tuple[int, ...]) -> str:
+    """What is wrong with an array of tokens (key None) or of a site's spikes; empty if nothing is."""
+    due = np.dtype(np.int64) if key is None else np.dtype(bool)
+    axes = 1 if key is None else 4 if key[1] == "a" else 3
+    if dtype != due or len(sizes) != axes:
+        return f"expected {due} in {axes} axes, found {dtype} {short(sizes)}"
+    return _wrong_sizes(key, sizes, shape) if shape is not None and key is not None else ""
 
 
-def _check_sizes(name: str, key: SiteKey, sizes: tuple[int, ...], shape: ModelShape) -> None:
+def _wrong_sizes(key: SiteKey, sizes: tuple[int, ...], shape: ModelShape) -> str:
     layer, site = key
     if layer >= shape.num_hidden_layers or layer >= 0 and site not in shape.layer_sites:
-        raise ValueError(f"array {name!r}: the model has no such site in {shape.num_hidden_layers} layers")
+        return f"the model has no such site in {shape.num_hidden_layers} layers"
     tokens, steps, *rest = sizes
     due = [shape.num_attention_heads, tokens] if site == "a" else [shape.site_size(site, 0)]
     if tokens > shape.max_position_embeddings or steps != shape.num_steps or rest != due:
-        raise ValueError(f"array {name!r}: shape {list(sizes)}, the model has [tokens, {shape.num_steps}, {due[0]}]")
+        return f"shape {list(sizes)}, the model has [tokens, {shape.num_steps}, {due[0]}]"
+    return ""
 
 
 def _tokens_of(site: str, spikes: Array) -> list[Array]:

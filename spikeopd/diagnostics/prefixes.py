@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-import zipfile
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spikeopd.contracts.npz import open_npz, read_array
 from spikeopd.errors import InputError, short
 from spikeopd.files import parse_json, write_bytes
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
@@ -29,6 +27,7 @@ from spikeopd.text.tokens import TokenData, batch
 
 Tokens = NDArray[np.int64]
 FORMAT = 1
+BANK_LIMIT = 256 << 20  # bytes; a thousand prompts of two thousand tokens take a sixteenth of it
 
 
 @dataclass(frozen=True)
@@ -95,24 +94,32 @@ def save_bank(bank: PrefixBank, path: Path | str) -> Path:
     return write_bytes(path, buffer.getvalue())
 
 
-# What zipfile and numpy raise for files that are not theirs.
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, RuntimeError, NotImplementedError,
-               MemoryError, AttributeError, zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
-
-
 def load_bank(path: Path | str) -> PrefixBank:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = [stored[name].astype(np.int64) for name in ("prompts", "self_tokens", "corpus_tokens")]
-            about = parse_json(stored["about"].tobytes().decode("utf-8"))
-    except _UNREADABLE as error:
-        raise InputError(f"prefix bank {path}: cannot be read ({short(error)}); remove it to make it anew") from error
-    if (
-        not isinstance(about, dict)
-        or about.get("format") != FORMAT
-        or any(array.ndim != 2 for array in arrays)
-        or len({array.shape[0] for array in arrays}) != 1
-    ):
+    with open_npz(path, "prefix bank", BANK_LIMIT) as archive:
+        room, stored = BANK_LIMIT, {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in MEMBERS:
+                stored[name] = read_array(archive, info, room, MEMBERS[name])
+                room -= stored[name].nbytes
+        if lacking := sorted(MEMBERS.keys() - stored.keys()):
+            raise ValueError(f"no array {lacking[0]!r}")
+        about = parse_json(stored.pop("about").tobytes().decode("utf-8"))
+    prompts, self_tokens, corpus_tokens = (stored[name].astype(np.int64) for name in MEMBERS if name != "about")
+    arrays = (prompts, self_tokens, corpus_tokens)
+    if not isinstance(about, dict) or about.get("format") != FORMAT or len({len(array) for array in arrays}) != 1:
         raise InputError(f"prefix bank {path}: not a bank of format {FORMAT}; remove it to generate it anew")
-    prompts, self_tokens, corpus_tokens = arrays
+    if any(array.size and not 0 <= array.min() <= array.max() < 1 << 31 for array in arrays):
+        raise InputError(f"prefix bank {path}: holds numbers that are no tokens; remove it to generate it anew")
     return PrefixBank(prompts, self_tokens, corpus_tokens, about)
+
+
+def _no_tokens(dtype: np.dtype[np.generic], sizes: tuple[int, ...]) -> str:
+    return "" if dtype.kind in "iu" and len(sizes) == 2 else f"expected rows of tokens, found {dtype} {short(sizes)}"
+
+
+def _no_text(dtype: np.dtype[np.generic], sizes: tuple[int, ...]) -> str:
+    return "" if dtype == np.uint8 and len(sizes) == 1 else f"expected bytes, found {dtype} {short(sizes)}"
+
+
+MEMBERS = {"prompts": _no_tokens, "self_tokens": _no_tokens, "corpus_tokens": _no_tokens, "about": _no_text}

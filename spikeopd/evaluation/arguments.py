@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spikeopd.arguments import PRECISIONS, precision, renamed
+from spikeopd.arguments import PRECISIONS, add_version, precision, renamed
 from spikeopd.errors import ConfigError
 
 PROG = "spikeopd-eval"
@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         child = commands.add_parser(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from neuro_sim.backends import event_place
 from neuro_sim.dense import DenseDecoder
 from neuro_sim.event.engine import EventBatch, EventDecoder
-from spikeopd.contracts import SpikeModel
+from spikeopd.contracts import SpikeModel, is_integer
 from spikeopd.contracts.bundle import load_bundle, read_manifest
 from spikeopd.errors import InputError
 from spikeopd.evaluation.scoring import Group, Item, Scored, Tokens
@@ -35,7 +35,7 @@ class BundleScorer:
         self.max_length = model.shape.max_position_embeddings
         self.vocab_size = model.shape.vocab_size
         self.precision = model.precision
-        self._decoder = EventDecoder(model) if model.precision == "int8" else None
+        self._decoder = EventDecoder(model) if model.integer else None
         self._model = self._decoder.model if self._decoder else model
         self._sequence = _Event(self._decoder.batch([None])) if self._decoder else _Dense(model)
 
@@ -123,7 +123,7 @@ def open_bundle(path: Path, tokenizer: str | None = None) -> tuple[BundleScorer,
     scorer = BundleScorer(load_bundle(path, place=event_place))
     about = {
         "kind": "bundle",
-        "engine": "event" if scorer.precision == "int8" else "dense",
+        "engine": "event" if is_integer(scorer.precision) else "dense",
         "precision": scorer.precision,
         "schema": manifest["schema"],
         "files": {name: entry["sha256"] for name, entry in manifest["files"].items()},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from typing import Any
 
 from spikeopd.errors import ConfigError, InputError, short
 from spikeopd.files import parse_json, write_text
+from spikeopd.text.sources import LONGEST_ROW
 
 ENDINGS = (".jsonl", ".jsonl.gz")
+UNPACKED_LIMIT = 1 << 30  # bytes; the largest of the eight has some tens of millions
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def check_records(benchmark: Benchmark, path: Path) -> None:
     """The first record must have the fields that the prompts read."""
     try:
         with _opened(path) as file:
-            line = file.readline()
+            line = file.readline(LONGEST_ROW)
         record = parse_json(line)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch it again") from error
@@ -135,7 +136,10 @@ def local_task(benchmark: Benchmark, path: Path, folder: Path) -> Path:
         plain = folder / f"{benchmark.name}-{benchmark.split}.jsonl"
         try:
             with gzip.open(path, "rb") as source, open(plain, "wb") as target:
-                shutil.copyfileobj(source, target)
+                while block := source.read(1 << 20):
+                    if target.tell() > UNPACKED_LIMIT:
+                        raise InputError(f"{path}: unpacks to more than {UNPACKED_LIMIT} bytes")
+                    target.write(block)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path}: damaged gzip file ({error}); fetch it again") from error
         path = plain

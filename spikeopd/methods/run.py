@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from spikeopd import checkpoint, quality
 from spikeopd.config import Stage2Config
@@ -28,7 +29,9 @@ from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
 from spikeopd.models.teacher import output_table
 from spikeopd.quality import CollapseDetector
 from spikeopd.runlog import Progress, RunLog
+from spikeopd.sampling import USUAL
 
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 P = ParamSpec("P")
 T = TypeVar("T")
 O = TypeVar("O", bound="Objective")  # noqa: E741 - the objective of a run
@@ -246,6 +249,10 @@ class Run(Generic[O]):
         student, prefix = BiSpikCLMForCausalLM(self.objective.student.config), "student."
         student.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
         with new_directory(target) as folder:
+            # What `generate` and the exported bundle do unless told otherwise; greedy decoding mostly repeats itself.
+            usual = {"do_sample": True, "temperature": USUAL.temperature, "top_p": USUAL.top_p}
+            tokens = {name: getattr(student.config, name) for name in SPECIAL if hasattr(student.config, name)}
+            student.generation_config = GenerationConfig(**usual, **tokens)  # type: ignore[no-untyped-call]
             student.save_pretrained(folder)
             self.setup.tokenizer.save(folder)
 
@@ -281,7 +288,9 @@ class Run(Generic[O]):
         if found is None:
             return 0
         record = checkpoint.read_state(found)
-        changed = [name for name, value in self.identity.items() if record["identity"].get(name) != value]
+        before = record.get("identity")
+        before = before if isinstance(before, dict) else {}
+        changed = [name for name, value in self.identity.items() if before.get(name) != value]
         if changed:
             raise InputError(
                 f"{self.stage}: cannot resume from {found}: the {' and the '.join(changed)} differ from the run's; "
@@ -289,7 +298,10 @@ class Run(Generic[O]):
             )
         checkpoint.load(found, self.parallel, self.optimizer)
         if self.guard:
-            self.guard.restore(record["extra"])
+            try:
+                self.guard.restore(record["extra"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"checkpoint {found} does not fit: it says nothing of the collapse guard") from error
         return int(record["update"])
 
     def return_to(self, update: int) -> int | None:

@@ -15,7 +15,7 @@ from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, cosine_with_warmup
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.initialise import build_student, calibrate, start_from_teacher
+from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.text.tokens import batch
@@ -41,7 +41,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):
-            target = run_teacher(setup.teacher, ids, internals=True)
+            target = run_teacher(setup.teacher, ids, internals=options.internals)
             share, sums = run.call(objective.sums, ids, target, head, scale)
             run.backward(share)
             total += sums.double()
@@ -99,7 +99,10 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     length = min(config.data.sequence_length, 128)
     ids = batch(setup.train, batch_size=16, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
-    calibrate(student, torch.from_numpy(ids).to(setup.device))
+    windows = torch.from_numpy(ids).to(setup.device)
+    calibrate(student, windows)
+    if setup.teacher.config.model_type != "opt":  # an OPT's students start close enough, and as they always did
+        temper(student, windows)
     return student, transferred
 
 

@@ -13,8 +13,9 @@ That is the paper's block. Options of the config make the better one (`block: pl
     distances       D > 0: S_A also gets a learned current per head and distance, bias_a[head, min(i - j, D - 1)]
     neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
     scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
-    deploy_precision  "int8": every value on the grid of the deployable integers (models/grid.py), which float32 adds
-                    exactly: the student computes what its exported file computes, spike for spike and bit for bit
+    deploy_precision  "int8" or "int4": every value on the grid of the deployable integers (models/grid.py), which
+                    float32 adds exactly: the student computes what its exported file computes, spike for spike and
+                    bit for bit
 
 Every neuron starts from rest at every token, so a token's T_s steps depend on other tokens through attention alone.
 """
@@ -34,7 +35,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT
+from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT, weight_limit
 from spikeopd.errors import InputError
 from spikeopd.models import grid, products
 from spikeopd.models.attention import (
@@ -129,7 +130,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
             ("residual_write", ("spike", "current")),
             ("readout", ("rate", "residual")),
             ("neurons", ("shared", "own")),
-            ("deploy_precision", ("none", "int8")),
+            ("deploy_precision", ("none", "int8", "int4")),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
@@ -230,7 +231,8 @@ class SpikeLinear(nn.Linear):
         if self.config.deploy_precision != "none":
             scale = self.scale()
             unit = grid.RESIDUAL_UNIT if self.writes else scale / 2**WEIGHT_SHIFT
-            return grid.on_scale(self.weight, scale), grid.on_unit(self.bias, unit)
+            limit = weight_limit(self.config.deploy_precision)
+            return grid.on_scale(self.weight, scale, limit), grid.on_unit(self.bias, unit)
         bits = self.config.grid_bits
         if bits is None:
             return self.weight, self.bias
@@ -238,9 +240,10 @@ class SpikeLinear(nn.Linear):
 
     def scale(self) -> Tensor:
         """sigma_n: what one step of neuron n's integer weights is worth. float64 [out], no gradient."""
+        limit = weight_limit(self.config.deploy_precision)
         if self.writes:
-            return grid.write_scale(self.weight)
-        return grid.site_scale(self.weight, self.bias, self.config.threshold)
+            return grid.write_scale(self.weight, limit)
+        return grid.site_scale(self.weight, self.bias, self.config.threshold, limit)
 
     def neurons(self) -> Neurons:
         """The neurons behind the projection on the integer grid; their bias is the projection's."""

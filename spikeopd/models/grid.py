@@ -3,13 +3,15 @@ r"""The integers of the deployable model as floats on a dyadic grid: training co
 float32 then adds what the integers of `spikeopd.contracts` add, exactly and in any order. Gradients pass straight
 through the rounding.
 
-    weights      sigma_n * k, |k| <= 127, sigma_n = 2**ceil(log2(max |W_n| / 127))   one scale per output neuron
+    weights      sigma_n * k, |k| <= K, sigma_n = 2**ceil(log2(max |W_n| / K))       one scale per output neuron
+                 int8: K = 127; int4: K = 7, and sigma_n a half or a quarter of that where clipping then costs less
     q, k, v, f   membrane unit sigma_n / 2**WEIGHT_SHIFT; threshold and bias in it
     a, r         unit 2**-COUNT_SHIFT            embed, x, h, residual stream: unit 2**-RESIDUAL_FRACTION_BITS
     embedding    int8 rows, 18-bit mantissas of row scale and channel gain (`contracts.Embedding`)
     head         14-bit integers of LN(mean h) meet the int8 rows
 
-`deploy_precision: int8` in the student's config makes its forward pass use these; export then only reads them off.
+`deploy_precision: int8` (or int4) in the student's config makes its forward pass use these; export then only reads them
+off.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from torch import Tensor, nn
 from spikeopd.contracts import COUNT_SHIFT, LOGIT_INPUT_BITS, MEMBRANE_MAX, RESIDUAL_FRACTION_BITS, WEIGHT_SHIFT
 from spikeopd.errors import InputError
 
-WEIGHT_MAX = 127
+WEIGHT_MAX = 127  # K of int8, and of the tables in every precision
+FEW_LEVELS = 7  # up to this K a scale that clips the largest weights is worth trying
 SITE_LIMIT = MEMBRANE_MAX // 4  # largest threshold or bias, in membrane units
 COUNT_UNIT = 2.0**-COUNT_SHIFT
 RESIDUAL_UNIT = 2.0**-RESIDUAL_FRACTION_BITS
@@ -63,24 +66,32 @@ def power_of_two_above(values: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
 
 
-def weight_scale(weight: Tensor, floor: Tensor) -> Tensor:
+def weight_scale(weight: Tensor, floor: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
     """sigma_n of each output neuron, float64 [out]; at least the next power of two above `floor`."""
-    return power_of_two_above(torch.maximum(weight.detach().double().abs().amax(1) / WEIGHT_MAX, floor.double()))
+    values = weight.detach().double()
+    whole = power_of_two_above(torch.maximum(values.abs().amax(1) / limit, floor.double()))
+    if limit > FEW_LEVELS:
+        return whole
+    least = power_of_two_above(floor.double().expand_as(whole))
+    scales = [torch.maximum(whole * share, least) for share in (1.0, 0.5, 0.25)]
+    errors = torch.stack([(on_scale(values, scale, limit) - values).square().sum(1) for scale in scales])
+    return torch.stack(scales).gather(0, errors.argmin(0, keepdim=True))[0]
 
 
-def site_scale(weight: Tensor, bias: Tensor, threshold: float) -> Tensor:
+def site_scale(weight: Tensor, bias: Tensor, threshold: float, limit: int = WEIGHT_MAX) -> Tensor:
     """sigma_n of a projection into neurons: threshold and bias must fit SITE_LIMIT membrane units sigma_n / 64."""
-    return weight_scale(weight, bias.detach().double().abs().clamp(min=threshold) * 2.0**WEIGHT_SHIFT / SITE_LIMIT)
+    floor = bias.detach().double().abs().clamp(min=threshold) * 2.0**WEIGHT_SHIFT / SITE_LIMIT
+    return weight_scale(weight, floor, limit)
 
 
-def write_scale(weight: Tensor) -> Tensor:
+def write_scale(weight: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
     """sigma_n of a projection into the residual stream: no finer than its unit."""
-    return weight_scale(weight, torch.full_like(weight[:, 0], RESIDUAL_UNIT))
+    return weight_scale(weight, torch.full_like(weight[:, 0], RESIDUAL_UNIT), limit)
 
 
-def on_scale(weight: Tensor, scale: Tensor) -> Tensor:
-    """sigma_n * k with integers |k| <= 127."""
-    return on_unit(weight, scale[:, None], -WEIGHT_MAX, WEIGHT_MAX)
+def on_scale(weight: Tensor, scale: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
+    """sigma_n * k with integers |k| <= limit."""
+    return on_unit(weight, scale[:, None], -limit, limit)
 
 
 # --- embedding and head ----------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ current to the scale of its threshold.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import OPTForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, OPTForCausalLM, PreTrainedModel
 
 from spikeopd.config import BLOCKS, ModelConfig
 from spikeopd.errors import InputError
@@ -38,7 +39,8 @@ def build_student(model: ModelConfig, **special_tokens: int | None) -> BiSpikCLM
 
 @torch.no_grad()
 def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, blocks: bool) -> dict[str, str]:
-    """Copy the token table and, from an OPT teacher, positions and final LayerNorm; with `blocks`, the projections too.
+    """Copy the token table; from an OPT positions and final LayerNorm, from a Llama the gain of its final norm; with
+    `blocks` the projections of either.
 
     Tables are copied where their shapes agree: a teacher of another width or family gives what fits (at least the
     vocabulary must). Returns for each part "copied", or why it starts anew.
@@ -50,7 +52,7 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
         if mine is None:
             return
         if theirs is None:
-            done[part] = "not copied: only an OPT's fits"
+            done[part] = "not copied: this teacher has none that fits"
         elif mine.shape[1:] != theirs.shape[1:] or (part != "positions" and len(mine) != len(theirs)):
             done[part] = f"not copied: {list(theirs.shape)} in the teacher, {list(mine.shape)} in the student"
         else:
@@ -65,40 +67,69 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     done["output head"] = "the token table" + ("" if shared else "; the teacher's own is not copied")
     decoder: Any = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
     copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
-    norm = decoder and decoder.final_layer_norm
+    llama: Any = teacher.model if isinstance(teacher, LlamaForCausalLM) else None
+    norm: Any = decoder.final_layer_norm if decoder else llama.norm if llama else None
     copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
-    if done["final LayerNorm"] == "copied":
+    if done["final LayerNorm"] == "copied" and decoder:
         base.final_layer_norm.bias.copy_(norm.bias)
     for name in ("project_in", "project_out"):
         mine, theirs = getattr(base, name), getattr(decoder, name, None)
         copy(name, mine and mine.weight, theirs and theirs.weight)
-    if blocks and decoder is None:
-        raise InputError("model.init: `teacher` needs an OPT teacher; use model.init=random")
+    source = decoder or llama
+    if blocks and source is None:
+        raise InputError("model.init: `teacher` needs an OPT or a Llama; use model.init=random")
     if blocks:
-        pairs = zip(base.layers, layer_map(len(base.layers), len(decoder.layers)), strict=True)
+        pairs = zip(base.layers, layer_map(len(base.layers), len(source.layers)), strict=True)
         for block, index in pairs:
-            _copy_block(block, decoder.layers[index])
+            (_copy_block if decoder else _copy_llama_block)(block, source.layers[index])
     done["blocks"] = "copied" if blocks else "random"
     return done
 
 
 def _copy_block(block: BiSpikCLMBlock, layer: Any) -> None:
     attention = layer.self_attn
-    for name, mine, theirs in (
-        ("q_proj", block.q_proj, attention.q_proj),
-        ("k_proj", block.k_proj, attention.k_proj),
-        ("v_proj", block.v_proj, attention.v_proj),
-        ("out_proj", block.out_proj, attention.out_proj),
-        ("fc1", block.fc1, layer.fc1),
-        ("fc2", block.fc2, layer.fc2),
+    for name, theirs in (
+        ("q_proj", attention.q_proj),
+        ("k_proj", attention.k_proj),
+        ("v_proj", attention.v_proj),
+        ("out_proj", attention.out_proj),
+        ("fc1", layer.fc1),
+        ("fc2", layer.fc2),
     ):
-        if mine.weight.shape != theirs.weight.shape:
-            raise InputError(
-                f"model.init: the teacher's {name} is {tuple(theirs.weight.shape)} and the student's "
-                f"{tuple(mine.weight.shape)}; use model.init=random"
-            )
-        mine.weight.copy_(theirs.weight)
-        mine.bias.zero_()
+        _copy_projection(name, getattr(block, name), theirs.weight)
+    _follow_gains(block)
+
+
+def _copy_llama_block(block: BiSpikCLMBlock, layer: Any) -> None:
+    """Projections with the gains of the norms before them. The student has no rotations and no gate: a neuron of its
+    feed-forward layer hears gate and up together, and drives what their product drives.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
+    before, behind = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    pairs = {
+        "q_proj": attention.q_proj.weight * before,
+        "k_proj": attention.k_proj.weight * before,
+        "v_proj": attention.v_proj.weight * before,
+        "out_proj": attention.o_proj.weight,
+        "fc1": (mlp.gate_proj.weight + mlp.up_proj.weight) * behind,
+        "fc2": mlp.down_proj.weight,
+    }
+    for name, theirs in pairs.items():
+        _copy_projection(name, getattr(block, name), theirs)
+    _follow_gains(block)
+
+
+def _copy_projection(name: str, mine: SpikeLinear, theirs: Tensor) -> None:
+    if mine.weight.shape != theirs.shape:
+        raise InputError(
+            f"model.init: the teacher's {name} is {tuple(theirs.shape)} and the student's "
+            f"{tuple(mine.weight.shape)}; use model.init=random"
+        )
+    mine.weight.copy_(theirs)
+    mine.bias.zero_()
+
+
+def _follow_gains(block: BiSpikCLMBlock) -> None:
     # A spike of S_O or S_2 adds its signed gain: where that is negative, the row must ask for the opposite.
     if block.config.residual_write == "spike":
         block.out_proj.weight.mul_(block.gain_o.sign()[:, None])
@@ -146,6 +177,22 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
             hook.remove()
         for block in base.layers:
             block.calibrate = None
+
+
+@torch.no_grad()
+def temper(student: BiSpikCLMForCausalLM, input_ids: Tensor) -> None:
+    """Scale the logits of an untrained student by the power of two, at most 1, of least cross-entropy on this text.
+
+    A Llama's token table makes an untrained head certain and wrong: stories15M's gave a perplexity of 10^8.
+    """
+    base = student.model
+    features = base(input_ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    labels = input_ids[:, 1:].flatten()
+    rows = slice(None, None, max(1, len(labels) // 512))
+    logits = nn.functional.linear(features[rows], student.lm_head.weight)
+    scales = [0.5**power for power in range(12)]
+    losses = [float(nn.functional.cross_entropy(logits * scale, labels[rows])) for scale in scales]
+    base.logit_scale.add_(math.log(scales[losses.index(min(losses))]))
 
 
 def _calibrate_site(block: BiSpikCLMBlock, site: str, current: Tensor, spread: float) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from spikeopd.config import Config
-from spikeopd.errors import InputError
-from spikeopd.students import SAFE, check_complete, check_weights, read_model_config
+from spikeopd.errors import InputError, short
+from spikeopd.students import SAFE, check_complete, check_sizes, read_model_config
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 PADDING_ROWS = 1024
@@ -80,18 +80,17 @@ def _from_pretrained(kind: Any, name_or_path: str, options: dict[str, object], *
     elif not path.exists() and (where.startswith((".", "/", "~")) or where.count("/") > 1):
         raise InputError(f"teacher: no such directory {where}; give a Hugging Face model directory or a hub name")
     if path.is_dir():
-        read_model_config(path, f"teacher: {name_or_path}")
+        content = read_model_config(path, f"teacher: {name_or_path}")
         if weights:
-            check_weights(path, f"teacher: {name_or_path}")
+            check_sizes(path, content, f"teacher: {name_or_path}")
     try:
         return kind.from_pretrained(str(path) if path.is_dir() else where, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # a configuration can be wrong in as many ways as transformers has lines
+        kind = "" if isinstance(error, (OSError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
+        reason = short(f"{kind}{error}", 300)
         raise InputError(f"teacher: cannot load {name_or_path!r} as a causal language model: {reason}") from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise InputError(f"teacher: the weights in {name_or_path!r} are corrupt ({error}); fetch them again") from error
 
 
 def freeze(model: PreTrainedModel) -> PreTrainedModel:
@@ -151,9 +150,11 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
         mends += [f"stage2.prompt_length={max(1, positions - completion)}"]
         mends += [f"stage2.max_completion_length={positions - 1}"] if completion >= positions else []
     if model.init == "teacher" and config.train.stage != "2":
-        sizes = {part: getattr(teacher, part, None) for part in ("hidden_size", "ffn_dim")}
-        if teacher.model_type != "opt":
-            problems.append(f"model.init=teacher copies the blocks of an OPT, and the teacher is {teacher.model_type}")
+        sizes = block_sizes(teacher)
+        if sizes is None:
+            problems.append(
+                f"model.init=teacher copies the blocks of an OPT or a Llama, and the teacher is {teacher.model_type}"
+            )
             mends.append("model.init=random")
         elif any(getattr(model, part) != size for part, size in sizes.items()):
             given = " and ".join(f"{part} {size}" for part, size in sizes.items())
@@ -163,6 +164,15 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
         what = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
         raise InputError(f"teacher {name}:{what}{mend if mends else ''}")
+
+
+def block_sizes(teacher: Any) -> dict[str, int | None] | None:
+    """Sizes that a student must have to take over the blocks of this teacher (its configuration); None if none can."""
+    if teacher.model_type == "opt":
+        return {part: getattr(teacher, part, None) for part in ("hidden_size", "ffn_dim")}
+    if teacher.model_type == "llama" and teacher.num_key_value_heads == teacher.num_attention_heads:
+        return {"hidden_size": teacher.hidden_size, "ffn_dim": teacher.intermediate_size}
+    return None
 
 
 @torch.no_grad()

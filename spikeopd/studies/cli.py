@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     parser.add_argument("study", nargs="?", metavar="NAME", help="one of the studies below")
     parser.add_argument("--list", action="store_true", help="list the studies with their rows, and stop")
     parser.add_argument("--config", default="tiny", metavar="RECIPE", help="recipe name or YAML path (default: tiny)")

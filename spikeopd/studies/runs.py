@@ -25,8 +25,8 @@ from typing import Any, Literal
 import spikeopd
 from spikeopd import options
 from spikeopd.config import SECTIONS, Config, config_to_dict, with_overrides
-from spikeopd.errors import CheckFailed, InputError
-from spikeopd.files import sha256, write_json
+from spikeopd.errors import CheckFailed, InputError, short
+from spikeopd.files import read_json, sha256, write_json
 from spikeopd.registry import METHODS
 
 Kind = Literal["train", "evaluate", "teacher"]
@@ -187,19 +187,23 @@ def source_hash(name: str) -> str:
 # --- carrying out ----------------------------------------------------------------------------------------------------
 
 
+# Not `-m`, which looks for modules in the working folder first.
+WORKER = "import sys; sys.path[:] = [p for p in sys.path if p]; from spikeopd.studies.worker import start; start()"
+
+
 def read_result(run: Run | Zeroshot, pool: Path) -> dict[str, Any] | None:
     """Students are named relative to the run's folder, so that a pool can be moved; here they are paths again."""
     path = run.folder(pool) / RESULT
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(read_json(path))
         for name in ("student", "pre_onset_student"):
             if found.get(name):
                 found[name] = str(path.parent / found[name])
         return found
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise InputError(f"{path}: damaged ({error}); remove it to evaluate the run again") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({short(error)}); remove it to evaluate the run again") from error
 
 
 def request(run: Run | Zeroshot, pool: Path) -> Path:
@@ -273,7 +277,7 @@ def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path], float]]:
                     environment["CUDA_VISIBLE_DEVICES"] = gpu
                     load[gpu] += 1
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "spikeopd.studies.worker", str(folder)],
+                    [sys.executable, "-c", WORKER, str(folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -15,8 +14,8 @@ from typing import Any
 from filelock import FileLock
 
 from spikeopd.config import Config, config_from_dict
-from spikeopd.errors import run_command
-from spikeopd.files import write_json
+from spikeopd.errors import InputError, run_command, short
+from spikeopd.files import read_json, write_json
 from spikeopd.students import no_bars, place
 from spikeopd.studies.runs import RESULT
 
@@ -50,7 +49,10 @@ def tidy(folder: Path) -> None:
 
 def work(folder: Path) -> None:
     no_bars()
-    asked = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    try:
+        asked = dict(read_json(folder / "request.json"))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{folder / 'request.json'}: damaged ({short(error)}); ask for the study again") from error
     began = time.monotonic()
     result = zeroshot(asked) if asked["kind"] == "zeroshot" else train_and_evaluate(folder, asked)
     result["seconds"] = round(time.monotonic() - began, 1)
@@ -230,6 +232,11 @@ def zeroshot(asked: dict[str, Any]) -> dict[str, Any]:
     return {"limit": asked["limit"], "questions": questions, "tasks": tasks, "average": 100 * whole["average"]["mean"]}
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the blocks that clean up
+def start() -> None:
+    """The process: it leaves through the blocks that clean up, also when it is ended from outside."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    start()

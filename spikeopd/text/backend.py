@@ -23,20 +23,25 @@ from spikeopd.files import read_json
 
 FILE_LIMIT = 64 << 20  # bytes; a vocabulary of 250,000 entries takes a third of it
 LONGEST_TEXT = 64  # characters of a text that a part inserts, removes or looks for
-LONGEST_TOKEN = 1024
+LONGEST_TOKEN = 1024  # characters of an entry of the vocabulary
+ADDED_TEXT = 1 << 20  # characters of all added tokens, which are looked for in every text at once
 CPU_SECONDS = 10.0  # for any call, and a second more for every 100,000 characters
 WALL_SECONDS = 120.0  # a worker that waits for a busy machine is not to blame
 MEMORY = 2 << 30  # bytes of address space of a worker
+ANSWER = 64 << 20  # bytes that a worker may answer
 
 MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram")
 # Parts that read a text once, whatever they are told.
 PLAIN = {
-    "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "BertNormalizer",
+    "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "BertNormalizer",
     "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation", "Digits",
     "CharDelimiterSplit", "UnicodeScripts", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Fuse",
     "ByteFallback", "WordPiece", "BPEDecoder", "CTC", "Prepend", "Replace", "Split",
 }  # fmt: skip
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# How many characters a part can make of one; several of them multiply. The others keep the length, or nearly.
+GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "BertNormalizer": 12, "ByteLevel": 4, "Lowercase": 3}
+MOST_GROWTH, MOST_PARTS = 128, 24
 # Patterns that are known to take one pass: GPT-2's, and those of the families around Llama 3 and Qwen 2.
 PATTERNS = {
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -83,6 +88,14 @@ def _check_tokens(content: dict[str, Any]) -> None:
         text = token.get("content") if isinstance(token, dict) else None
         if not isinstance(text, str) or not text or len(text) > LONGEST_TOKEN:
             raise ValueError(f"an added token is {short(repr(text), 40)}")
+    if sum(len(token["content"]) for token in added) > ADDED_TEXT:
+        raise ValueError(f"`added_tokens` have more than {ADDED_TEXT} characters")
+    vocabulary = content["model"].get("vocab")
+    entries = vocabulary if isinstance(vocabulary, dict) else vocabulary if isinstance(vocabulary, list) else ()
+    for entry in entries:  # a dict of texts, or a list of (text, score)
+        text = entry[0] if isinstance(entry, list) and entry else entry
+        if isinstance(text, str) and len(text) > LONGEST_TOKEN:
+            raise ValueError(f"an entry of the vocabulary has {len(text)} characters")
 
 
 def is_plain(content: dict[str, Any]) -> bool:
@@ -90,17 +103,47 @@ def is_plain(content: dict[str, Any]) -> bool:
     model = content["model"]
     sections = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     try:
-        bounded = not model.get("dropout") and (model.get("max_input_chars_per_word") or 0) <= 1 << 10
-        known = model.get("type", "BPE") in MODELS
-        return known and bounded and all(_plain_part(content.get(section), 0) for section in sections)
+        bounded = not model.get("dropout") and (model.get("max_input_chars_per_word") or 0) <= 200
+        # The library cuts tokens by the length of these without looking, and panics.
+        affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+        known = model.get("type", "BPE") in MODELS and (model.get("type") == "WordPiece" or not affixes)
+        return known and bounded and all(_plain_section(content.get(section)) for section in sections)
     except (TypeError, AttributeError):  # a field of another type than its part has: the library may say what is wrong
         return False
 
 
-def _plain_part(part: Any, depth: int) -> bool:
+def _plain_section(section: Any) -> bool:
+    """Parts work on what the one before made, so their growth multiplies."""
+    parts = _parts(section, 0)
+    growth = 1
+    for part in parts:
+        if len(parts) > MOST_PARTS or growth > MOST_GROWTH or not _plain_part(part):
+            return False
+        if part["type"] == "Replace":
+            pattern = part.get("pattern") or {}
+            growth *= max(1, -(-len(part.get("content") or "") // len(pattern.get("String") or "x")))
+        growth *= GROWTH.get(part["type"], 1)
+    return growth <= MOST_GROWTH
+
+
+def _parts(part: Any, depth: int) -> list[Any]:
+    """The parts of a section in a row, sequences opened."""
     if part is None:
-        return True
-    if not isinstance(part, dict) or part.get("type") not in PLAIN or depth > 4:
+        return []
+    names = ("normalizers", "pretokenizers", "processors", "decoders")
+    if not isinstance(part, dict) or part.get("type") != "Sequence" or depth > 4:
+        return [part]
+    inner = [entry for key in names for entry in part.get(key, ())]
+    found = []
+    for entry in inner[: MOST_PARTS + 1]:
+        found += _parts(entry, depth + 1)
+        if len(found) > MOST_PARTS:
+            break
+    return found
+
+
+def _plain_part(part: Any) -> bool:
+    if not isinstance(part, dict) or part.get("type") not in PLAIN:
         return False
     pattern = part.get("pattern")
     if pattern is not None:
@@ -108,9 +151,10 @@ def _plain_part(part: Any, depth: int) -> bool:
         text = pattern.get("String") if isinstance(pattern, dict) else None
         if regex not in PATTERNS and not (isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT):
             return False
-    inner = [entry for key in ("normalizers", "pretokenizers", "processors", "decoders") for entry in part.get(key, ())]
-    short_texts = all(len(part.get(key) or "") <= LONGEST_TEXT for key in ("prepend", "content", "prefix", "suffix"))
-    return short_texts and len(inner) <= 16 and all(_plain_part(entry, depth + 1) for entry in inner)
+    if part["type"] == "TemplateProcessing":
+        sizes = [len(part.get(key) or ()) for key in ("single", "pair", "special_tokens")]
+        return max(sizes) <= 16 and all(len(token["ids"]) <= 16 for token in part["special_tokens"].values())
+    return all(len(part.get(key) or "") <= LONGEST_TEXT for key in ("prepend", "content", "prefix", "suffix"))
 
 
 # --- a tokenizer in a process of its own -----------------------------------------------------------------------------
@@ -118,13 +162,17 @@ def _plain_part(part: Any, depth: int) -> bool:
 CALLS = ("encode", "encode_batch_fast", "decode", "token_to_id", "id_to_token", "get_vocab_size", "get_vocab", "to_str")
 
 
+# Python would look for modules in the working folder first, which may be the stranger's.
+_SERVE = "import sys; sys.path[:] = [p for p in sys.path if p]; from spikeopd.text.backend import serve; serve()"
+
+
 class Guarded:
     """A `tokenizers.Tokenizer` that runs in a worker; each of `CALLS` may take CPU_SECONDS and MEMORY."""
 
     def __init__(self, file: Path, content: str, mend: str) -> None:
-        self.file, self.mend = file, mend
+        self.file, self.mend, self.content = file, mend, content
         self._worker = subprocess.Popen(
-            [sys.executable, "-c", "from spikeopd.text.backend import serve; serve()"],
+            [sys.executable, "-c", _SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a panic writes its stack there
@@ -138,6 +186,15 @@ class Guarded:
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> list[SimpleNamespace]:
         found = self._call("encode_batch_fast", texts, add_special_tokens=add_special_tokens)
         return [SimpleNamespace(ids=ids) for ids in found]
+
+    def begin_with(self, token: str) -> Guarded:
+        """The same tokenizer with `token` in front of every text, and nothing else around it."""
+        text, number = {"Sequence": {"id": "A", "type_id": 0}}, self.token_to_id(token)
+        begin, second = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
+        template = {"type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text, begin, second]}
+        template["special_tokens"] = {token: {"id": token, "ids": [number], "tokens": [token]}}  # type: ignore[assignment]
+        content = json.loads(self.content) | {"post_processor": template}
+        return Guarded(self.file, json.dumps(content), self.mend)
 
     def __getattr__(self, name: str) -> Any:
         if name not in CALLS:
@@ -156,7 +213,7 @@ class Guarded:
         try:
             worker.stdin.write(f"{seconds}\n{request}\n".encode())
             worker.stdin.flush()
-            line = worker.stdout.readline()
+            line = worker.stdout.readline(ANSWER)
         except OSError:
             line = b""
         finally:
@@ -165,6 +222,9 @@ class Guarded:
             code = worker.wait()
             late = -code in (signal.SIGPROF, signal.SIGKILL)
             raise self._wrong(f"it took more than {seconds:.0f} s" if late else "it needs too much memory or crashes")
+        if not line.endswith(b"\n"):
+            worker.kill()
+            raise self._wrong("what it answers is too long")
         answer = json.loads(line)
         if "error" in answer:
             raise self._wrong(answer["error"])

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from spikeopd.errors import BackendMissing, InputError, install_command, short
-from spikeopd.files import parse_json
+from spikeopd.files import parse_json, regular_size
 from spikeopd.text import python_docs
 from spikeopd.text.guard import benchmark_name, benchmark_record, refuse
 
@@ -32,6 +32,8 @@ Split = Literal["train", "validation", "all"]
 
 VALIDATION_BUCKETS = 20  # one document in twenty is validation text
 DEFAULT_FIELD = "text"
+LONGEST_DOCUMENT = 256 << 20  # characters; packed files can be a thousand times larger than they look
+LONGEST_ROW = 64 << 20  # characters of a line of JSON
 
 
 class Source(Protocol):
@@ -157,7 +159,7 @@ class TextFiles(_Files):
 
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.paths:
-            text = "".join(_lines(path))
+            text = _whole(path)
             for record in _json_records(text):
                 refuse(str(path), benchmark_record(record))
             part = _contiguous_part(text, split)
@@ -202,23 +204,51 @@ class ParquetFiles(_Files):
         if self.field not in columns:
             _field_text(str(path), columns, self.field, self.name)  # raises, and names the columns there are
         row = 0
-        for batch in file.iter_batches(batch_size=1024, columns=[self.field]):
-            for value in batch.column(0).to_pylist():
-                row += 1
-                yield f"{path} row {row}", {self.field: value}
+        try:
+            for batch in file.iter_batches(batch_size=64, columns=[self.field]):
+                for value in batch.column(0).to_pylist():
+                    row += 1
+                    yield f"{path} row {row}", {self.field: value}
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"{path}: damaged behind row {row} ({short(_first_line(error))}); fetch it again"
+            ) from error
 
 
 def _lines(path: Path) -> Iterator[str]:
+    with _opened(path) as file:
+        while line := file.readline(LONGEST_ROW):
+            if len(line) == LONGEST_ROW:
+                raise InputError(f"{path}: a line has more than {LONGEST_ROW} characters; one document per line")
+            yield line
+
+
+def _whole(path: Path) -> str:
+    with _opened(path) as file:
+        text: str = file.read(LONGEST_DOCUMENT + 1)
+    if len(text) > LONGEST_DOCUMENT:
+        raise InputError(
+            f"{path}: more than {LONGEST_DOCUMENT} characters in one document; use jsonl: or several files"
+        )
+    return text
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A text file, packed or not; what goes wrong with it in the block is one line."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
+        regular_size(path)
         with opener(path, "rt", encoding="utf-8") as file:
-            yield from file
+            yield file
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path}: damaged gzip file ({error}); fetch it again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the file") from error
+    except ValueError as error:
+        raise InputError(f"{path}: cannot be read ({short(error)}); check the file") from error
 
 
 def _contiguous_part(text: str, split: Split) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spikeopd.errors import InputError, short
-from spikeopd.files import read_json, write_json, write_text
-from spikeopd.text.backend import read_backend, rust_errors
+from spikeopd.files import read_json, read_text, write_json, write_text
+from spikeopd.text.backend import FILE_LIMIT, Guarded, read_backend, rust_errors
 from spikeopd.text.sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -68,8 +68,11 @@ class Tokenizer:
         """The same tokenizer with a template that puts the begin token in front of every text, and nothing behind."""
         if _added(self.backend) == ([self.bos_token_id], []):
             return self
+        begin = self.roles["bos_token"]
+        if isinstance(self.backend, Guarded):
+            return Tokenizer(self.backend.begin_with(begin), self.roles, self.origin)
         backend = type(self.backend).from_str(self.backend.to_str())
-        return Tokenizer(_begin_with(backend, self.roles["bos_token"]), self.roles, self.origin)
+        return Tokenizer(_begin_with(backend, begin), self.roles, self.origin)
 
     def _role_id(self, role: str) -> int:
         token = self.roles.get(role)
@@ -98,7 +101,8 @@ class Tokenizer:
             return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        with rust_errors(f"{self.origin}: the tokenizer fails", "save it again"):
+            return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -228,7 +232,10 @@ def _from_directory(directory: Path, origin: str, framing: Framing) -> Tokenizer
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
         settings = _settings(directory)
         roles = {**OPT_ROLES, **{role: settings[role] for role in OPT_ROLES if isinstance(settings.get(role), str)}}
-        backend = _finish(_opt_backend(directory), roles)
+        backend = _opt_backend(directory)
+        if backend.token_to_id(roles["bos_token"]) is None:
+            raise InputError(f"{origin}: the vocabulary has no token {short(repr(roles['bos_token']))}, the bos_token")
+        _finish(backend, roles)
         return Tokenizer(backend, roles, origin, "both" if framing == "auto" else framing)
     raise InputError(
         f"{origin}: no tokenizer here; expected tokenizer.json, or vocab.json and merges.txt (OPT), in the directory"
@@ -240,6 +247,8 @@ def _opt_backend(directory: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     with rust_errors(f"{directory}: vocab.json and merges.txt cannot be read", "fetch them again"):
+        for name in ("vocab.json", "merges.txt"):
+            read_text(directory / name, FILE_LIMIT)
         backend = Backend(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     known = [token for token in SPECIAL_TOKENS if backend.token_to_id(token) is not None]
@@ -261,7 +270,7 @@ def _settings(directory: Path, backend: Backend | None = None) -> dict[str, Any]
         for role in ("bos_token", "eos_token"):
             found = model.get(f"{role}_id")
             found = found[0] if isinstance(found, list) and found else found
-            if isinstance(found, int) and found >= 0:
+            if type(found) is int and 0 <= found < 1 << 32:
                 settings[role] = backend.id_to_token(found)
     return settings
 

@@ -34,7 +34,8 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 @st.composite
 def models(draw: st.DrawFn) -> SpikeModel:
     drive = draw(st.sampled_from([0.05, 0.5, 1.0, 2.0, 10.0, 1000.0]))
-    return random_model(draw(shapes()), seed=draw(st.integers(0, 1000)), drive=drive)
+    precision = draw(st.sampled_from(["int8", "int4"]))
+    return random_model(draw(shapes()), seed=draw(st.integers(0, 1000)), drive=drive, precision=precision)
 
 
 def tokens_for(model: SpikeModel, data: st.DataObject, most: int = 12) -> list[int]:

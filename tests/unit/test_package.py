@@ -19,6 +19,7 @@ COMMANDS = {
     "spikeopd-run-lava": "neuro_sim.cli",
     "spikeopd-energy": "energy.cli",
     "spikeopd-serve": "neuro_sim.serve.cli",
+    "spikeopd-bench": "neuro_sim.bench.cli",
 }
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_students import PLUS, small_student, tokens
 
-from export.calibrate import RATIOS, best_ratios
-from export.quantize import SITE_LIMIT, lower, quantize_projection, quantize_write
+from export.quantize import RATIOS, SITE_LIMIT, best_ratios, lower, quantize_projection, quantize_write
 from export.reference import TorchReference
 from spikeopd.contracts import MEMBRANE_MAX
 from spikeopd.errors import InputError

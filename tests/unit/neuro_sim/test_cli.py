@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
+from export.bundle_writer import BundleOptions, write_bundle
 from neuro_sim import backends, cli
 from neuro_sim.backends import Backend
 from neuro_sim.dense import DenseDecoder
@@ -428,3 +429,81 @@ def test_float_bundle_uses_the_oracle(
     assert run(folder, "--backend", "dense", "--prompt", "a", "--verify") == 2
     out, err = capsys.readouterr()
     assert "nothing to be compared with" in err and out == ""  # said before the run, not after
+
+
+def test_prompts_from_a_file_one_on_each_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('One\n\n{"prompt": "Two\\nlines"}\n')
+    common = (folder, "--backend", "event", "--max-new-tokens", 4, "--json", "--seed", 5)
+    assert run(*common, "--prompts", file) == 0
+    lines = json.loads(capsys.readouterr().out)["sequences"]
+    assert run(*common, "--prompt", "One", "--prompt", "Two\nlines") == 0
+    assert json.loads(capsys.readouterr().out)["sequences"] == lines
+    for content, words in (
+        ("{x\n", "line 1 begins like JSON"),
+        ('{"a": 1}\n', 'no text under "prompt"'),
+        ("\n", "no line"),
+    ):
+        file.write_text(content)
+        assert run(*common, "--prompts", file) == 2 and words in capsys.readouterr().err
+
+
+def test_interactive_continues_with_its_history(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = (folder, "--backend", "event", "--max-new-tokens", 4, "--temperature", 1, "--ignore-eos")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab\ncd\n/new\nab\n\n/quit\nnever\n"))
+    assert run(*common, "--interactive", "--quiet") == 0
+    said = capsys.readouterr().out
+    assert run(*common, "--prompt", "ab", "--quiet") == 0
+    first = capsys.readouterr().out
+    assert said.startswith(first) and said.endswith(first)  # what follows /new knows nothing of what was before
+    assert run(*common, "--prompt", f"ab\n{first[:-1]}\ncd", "--quiet") == 0
+    assert said == first + capsys.readouterr().out + first
+    assert run(*common, "--interactive", "--json") == 2 and "drop --json" in capsys.readouterr().err
+
+
+def test_a_long_talk_forgets_its_beginning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abcdefgh\n" * 12))
+    assert run(folder, "--backend", "event", "--max-new-tokens", 6, "--ignore-eos", "--interactive", "--quiet") == 0
+
+
+def test_sampling_comes_from_the_bundle_where_nothing_is_said(
+    tmp_path: Path, model: SpikeModel, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    def tokens(*more: object, generation: dict[str, object] | None = None) -> list[int]:
+        options = BundleOptions(target="lava", tokenizer=tmp_path / "tokenizer.json", generation=generation or {})
+        written = write_bundle(model, tmp_path / "bundle", options)
+        arguments = (written, "--backend", "event", "--prompt", "ab", "--max-new-tokens", 8, "--json", *more)
+        assert run(*arguments, "--ignore-eos") == 0
+        return json.loads(capsys.readouterr().out)["sequences"][0]["generated_tokens"]  # type: ignore[no-any-return]
+
+    usual = tokens("--temperature", 0.8, "--top-p", 0.95)
+    assert tokens() == usual
+    assert tokens(generation={"do_sample": False}) == tokens("--temperature", 0)
+    hot = tokens("--temperature", 30, "--top-p", 1, "--top-k", 9)
+    own = {"do_sample": True, "temperature": 30, "top_k": 9}
+    assert tokens(generation=own) == hot != usual
+    assert tokens("--temperature", 0.8, "--top-k", 0, "--top-p", 0.95, generation=own) == usual
+    file = tmp_path / "bundle" / "manifest.json"
+    file.write_text(file.read_text().replace('"temperature": 30', '"temperature": -1'))
+    assert run(tmp_path / "bundle", "--prompt", "ab") == 2
+    assert "field 'generation': temperature must be" in capsys.readouterr().err
+
+
+def test_stop_stats_and_version(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (folder, "--backend", "event", "--prompt", "ab", "--max-new-tokens", 8, "--temperature", 1, "--ignore-eos")
+    assert run(*common, "--quiet") == 0
+    text = capsys.readouterr().out[:-1]
+    stop = next(letter for letter in text[2:] if letter not in text[:2])
+    assert run(*common, "--quiet", "--stop", stop, "--stop", "no such") == 0
+    assert capsys.readouterr().out == text[: text.index(stop)] + "\n"
+    assert run(*common, "--stats") == 0
+    err = capsys.readouterr().err
+    assert re.search(r"^generation +[\d.]+ s +7 tokens fed", err, re.MULTILINE) and "qkv" in err and "layer 0" in err
+    assert run(*common, "--repetition-penalty", 0) == 2 and "above 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("--version")
+    assert re.match(r"spikeopd \d+\.\d+", capsys.readouterr().out)

@@ -172,3 +172,40 @@ def test_the_newest_from_before_an_update_is_kept_besides_the_last(tmp_path):
     for update in range(1, 8):
         checkpoint.save(tmp_path, update, objective, optimizer, {}, keep=2, before=4 if update > 4 else None)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"update-{n:06d}" for n in (3, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"param_groups": None},
+        {"param_groups": [{}]},
+        {"param_groups": [{"params": ["0.weight"]}]},
+        {"param_groups": ["x"]},
+        {"moments": "12"},
+        {"betas": [0.5, 0.5]},
+        {"eps": 1.0},
+    ],
+)
+def test_a_state_sealed_by_another_hand_is_no_traceback_and_trains_no_other_student(folder, change):
+    path = folder / "update-000003"
+    state = json.loads((path / "state.json").read_text())
+    options = {name: change[name] for name in ("betas", "eps") if name in change}
+    state["param_groups"][0] |= options
+    (path / "state.json").write_text(json.dumps(state | (change if not options else {})))
+    write_sums(path)
+    objective, optimizer = model()
+    before = weights(objective)
+    with pytest.raises(InputError, match="does not fit"):
+        checkpoint.load(path, objective, optimizer)
+    assert all(torch.equal(before[name], value) for name, value in objective.state_dict().items())
+
+
+@pytest.mark.parametrize("update", ["3", None, [3], 3.0, 10**30, "x" * 9999])
+def test_an_update_that_is_no_number_is_damage(folder, update):
+    path = folder / "update-000003"
+    state = json.loads((path / "state.json").read_text()) | {"update": update}
+    (path / "state.json").write_text(json.dumps(state))
+    write_sums(path)
+    said = []
+    assert checkpoint.newest_good(folder, said.append).name == "update-000002"
+    assert "state.json speaks of update" in said[0] and len(said[0]) < 600

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spikeopd.sampling import Sampling, choose, generators, row_generators, uniforms
+from spikeopd.errors import ConfigError
+from spikeopd.sampling import (
+    USUAL,
+    Sampling,
+    asked_for,
+    choose,
+    from_generation_config,
+    generators,
+    row_generators,
+    uniforms,
+)
 
 
 class Given:
@@ -89,3 +99,26 @@ def test_a_bundle_says_the_same_in_command_evaluation_and_python(tmp_path, capsy
     assert code == 0
     found = json.loads((tmp_path / "run.json").read_text())["sequences"]
     assert [sequence["generated_tokens"] for sequence in found] == [sample["tokens"] for sample in samples]
+
+
+def test_min_p_and_the_penalty_on_repetition():
+    logits = np.log([0.2, 0.5, 0.3])
+    assert choose(logits, Sampling(1.0, min_p=0.5), Given(0.999)) == 2  # 0.2 is below half of 0.5
+    assert choose(logits, Sampling(1.0, min_p=1.0), Given(0.999)) == 1
+    told = np.array([2.0, 1.9, -1.0])
+    assert choose(told, Sampling(repetition_penalty=1.1), Given(0.0), ([0], [])) == 1  # 2 / 1.1 < 1.9
+    assert choose(told, Sampling(repetition_penalty=1.1), Given(0.0), ([0], [1])) == 0
+    assert told.tolist() == [2.0, 1.9, -1.0]
+    below = np.array([-1.0, -1.05])
+    assert choose(below, Sampling(repetition_penalty=1.1), Given(0.0), ([], [0])) == 1  # a negative one is multiplied
+    with pytest.raises(ConfigError, match="min-p must lie between 0"):
+        Sampling(min_p=2)
+
+
+def test_what_a_generation_config_asks_for():
+    assert from_generation_config({}) == USUAL == Sampling(0.8, top_p=0.95)
+    assert from_generation_config({"do_sample": False, "temperature": 3}) == Sampling()
+    assert asked_for({"seed": 3}, USUAL) == Sampling(0.8, top_p=0.95, seed=3)
+    assert asked_for({"temperature": 0.5, "top_k": None}, USUAL) == Sampling(0.5)
+    assert asked_for({"top_k": 4}, USUAL) == Sampling(0.8, 4)
+    assert from_generation_config({"top_k": 5, "eos_token_id": 2}) == Sampling(1.0, 5)

@@ -275,7 +275,7 @@ def test_weights_that_are_handed_over_are_never_in_memory_twice() -> None:
     arrays = model_arrays(model)
     given = {name: weakref.ref(arrays[name]) for name in ("layers.0.w_q", "layers.1.w_2", "embedding.table")}
     del model
-    place_weights(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), arrays)
+    place_weights(random_shape(heads=2, head_dim=9, ffn=70, vocab=50, width=11), "int8", arrays)
     assert all(reference() is None for reference in given.values())
 
 
@@ -289,3 +289,15 @@ def test_cache_is_one_bit_per_element_and_step() -> None:
 
 def test_small_models_default_to_one_thread() -> None:
     assert default_threads(random_model()) == 1
+
+
+def test_a_wide_head_does_not_wrap() -> None:
+    """Beyond 2064 channels the second product of a head can leave 32 bits; no backend may wrap there."""
+    shape = random_shape(heads=36, head_dim=64, layers=1, ffn=7, vocab=3, positions=2, readout="residual")
+    model = random_model(shape, seed=1)
+    table = np.full_like(model.embedding.table, 127)
+    head = replace(model.head, out_bias=np.full(shape.hidden_size, 1e9))  # every y at its limit
+    model = replace(model, embedding=replace(model.embedding, table=table), head=head)
+    logits, _ = DenseDecoder(model).step(1)
+    assert np.array_equal(logits, head.row_scale * float(shape.hidden_size * 8191 * 127) + head.bias)
+    assert np.array_equal(EventDecoder(model).step(1)[0], logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from teacher_families import CONFIGS, HEADS, LAYERS, POSITIONS, VOCABULARY, random_teacher, save_teacher
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import neuro_sim
 import spikeopd
@@ -12,7 +13,7 @@ from export import export
 from spikeopd.cli import main
 from spikeopd.config import load_config
 from spikeopd.errors import InputError
-from spikeopd.models.initialise import build_student, start_from_teacher
+from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper
 from spikeopd.models.teacher import check_fit, load_teacher_config, output_table, run_teacher
 from spikeopd.text.tokenizer import load_tokenizer
 
@@ -53,8 +54,54 @@ def test_another_width_is_said_too():
     student = build_student(load_config("tiny").model)
     said = start_from_teacher(student, random_teacher("opt"), blocks=False)
     assert said["token table"] == "not copied: [1024, 16] in the teacher, [1024, 128] in the student"
-    with pytest.raises(InputError, match="needs an OPT teacher; use model.init=random"):
+    with pytest.raises(InputError, match="needs an OPT or a Llama; use model.init=random"):
         start_from_teacher(student, random_teacher("gpt2"), blocks=True)
+
+
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(
+        vocab_size=1024, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        tie_word_embeddings=True,
+    ))  # fmt: skip
+    for name, weight in llama.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 2.0)
+    return llama
+
+
+def test_blocks_of_a_llama_are_taken_over():
+    llama, student = small_llama(), build_student(load_config("tiny").model)
+    said = start_from_teacher(student, llama, blocks=True)
+    assert said["blocks"] == said["final LayerNorm"] == "copied"
+    assert torch.equal(student.model.final_layer_norm.weight, llama.model.norm.weight)
+    for mine, theirs in zip(student.model.layers, llama.model.layers, strict=True):
+        before, behind = theirs.input_layernorm.weight, theirs.post_attention_layernorm.weight
+        x = torch.randn(5, 128)
+        assert torch.allclose(x @ mine.v_proj.weight.T, theirs.self_attn.v_proj(x * before), atol=1e-5)
+        both = theirs.mlp.gate_proj(x * behind) + theirs.mlp.up_proj(x * behind)
+        assert torch.allclose(x @ mine.fc1.weight.T, both, atol=1e-5)
+        assert torch.equal(mine.fc2.weight, theirs.mlp.down_proj.weight) and not mine.fc2.bias.any()
+    config = load_config("tiny", ["model.ffn_dim=256"])
+    with pytest.raises(InputError, match="needs blocks of one size, the teacher has hidden_size 128 and ffn_dim 512"):
+        check_fit(config, llama.config, 1024)
+
+
+def test_a_head_that_is_certain_and_wrong_is_tempered():
+    llama, student = small_llama(), build_student(load_config("tiny").model)
+    llama.get_input_embeddings().weight.data.mul_(100)
+    start_from_teacher(student, llama, blocks=False)
+    ids = torch.randint(0, 1024, (4, 16))
+
+    def loss() -> float:
+        with torch.no_grad():
+            logits = student(ids, use_cache=False).logits[:, :-1]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+
+    calibrate(student, ids)
+    before = loss()
+    temper(student, ids)
+    assert before > 20 > 8 > loss() and student.model.logit_scale.item() < 0
 
 
 def test_every_problem_at_once_with_the_overrides_that_mend_it(tmp_path):

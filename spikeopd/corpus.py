@@ -1,0 +1,231 @@
+"""A corpus of a teacher's own documents, sampled from its full distribution: `spikeopd-train corpus`.
+
+Documents begin with the token that the teacher's documents begin with and end with the one that ends them. They are
+made in batches that share one preallocated cache; what has ended leaves the batch. Document i draws from the stream
+(seed, i), and every batch is a file of its own, so a run that was stopped goes on with the next batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from spikeopd.errors import ConfigError, InputError
+from spikeopd.files import read_json, write_json, write_text
+from spikeopd.models.teacher import fingerprint, load_teacher
+from spikeopd.runlog import RunLog
+from spikeopd.sampling import LARGEST_SEED, row_generators_from
+from spikeopd.students import no_bars
+from spikeopd.text.tokenizer import Framing, Tokenizer, load_tokenizer
+
+BLOCK = 64  # tokens whose weights are summed first when one is drawn
+SHRINK = 8  # a batch closes its gaps when this share of it (1/SHRINK) has ended
+CORPUS, SETTINGS, PARTS = "corpus.jsonl", "settings.json", "parts"
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """documents: how many; max_tokens: of a document, its first token counted; temperature 1 is the teacher itself."""
+
+    documents: int = 1000
+    batch_size: int = 128
+    max_tokens: int | None = None  # None: as many as the teacher reads
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [f"{name} is {getattr(self, name)}; at least 1" for name in ("documents", "batch_size")
+                    if getattr(self, name) < 1]  # fmt: skip
+        if self.max_tokens is not None and self.max_tokens < 2:
+            problems.append(f"max_tokens is {self.max_tokens}; at least 2")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            problems.append(f"temperature is {self.temperature}; above 0")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            problems.append(f"seed is {self.seed}; from 0 to 2^63 - 1")
+        if problems:
+            raise ConfigError(f"corpus: {'; '.join(problems)}")
+
+
+def sample_corpus(
+    teacher: str,
+    output: str | Path,
+    *,
+    tokenizer: str | None = None,
+    framing: Framing = "auto",
+    threads: int | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Sample documents of `teacher` into the folder `output` (`corpus.jsonl`); continues what an equal call began.
+
+    options: the fields of `CorpusOptions`. Returns the summary: documents, tokens, seconds, and how many documents
+    reached their end.
+    """
+    wanted = CorpusOptions(**options)
+    no_bars()
+    if threads:
+        torch.set_num_threads(threads)
+    reader = load_tokenizer(tokenizer or teacher, framing)
+    model = load_teacher(teacher, tokenizer_size=reader.vocab_size, attentions=False)
+    limit = document_limit(model, wanted.max_tokens)
+    with RunLog(output, quiet=quiet) as log:
+        log.hold()
+        folder = Path(output)
+        _same_settings(folder, {"teacher": fingerprint(model), "tokenizer": reader.fingerprint, "framing": framing,
+                                "max_tokens": limit, **asdict(wanted)})  # fmt: skip
+        starts = range(0, wanted.documents, wanted.batch_size)
+        began, made, found = time.monotonic(), 0, []
+        with log.progress("corpus", wanted.documents, 0, unit="document") as bar:
+            for start in starts:
+                part = folder / PARTS / f"{start // wanted.batch_size:06d}.jsonl"
+                rows = min(wanted.batch_size, wanted.documents - start)
+                if not part.is_file():
+                    lines = list(sample_batch(model, reader, start, rows, limit, wanted))
+                    write_text(part, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+                    made += sum(line["tokens"] for line in lines)
+                found.append(part)
+                seconds = max(time.monotonic() - began, 1e-9)
+                bar.advance(rows, **({"tokens/s": made / seconds} if made else {}))
+        text = "".join(part.read_text("utf-8") for part in found)
+        write_text(folder / CORPUS, text)
+        lines = [json.loads(line) for line in text.splitlines()]
+        summary = {
+            "corpus": str(folder / CORPUS),
+            "documents": len(lines),
+            "complete": sum(line["complete"] for line in lines),
+            "tokens": sum(line["tokens"] for line in lines),
+            "sampled_now": made,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        log.summary(summary)
+    return summary
+
+
+def document_limit(model: PreTrainedModel, asked: int | None) -> int:
+    """Tokens of a document: what was asked for, at most what the teacher reads."""
+    positions = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    if asked is not None and positions and asked > positions:
+        raise ConfigError(f"corpus: max_tokens is {asked}, the teacher reads {positions}")
+    if asked is None and not positions:
+        raise ConfigError("corpus: the teacher does not say how many tokens it reads; give max_tokens")
+    return asked or positions
+
+
+def _same_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Batches of another teacher or seed must not end up in one corpus."""
+    path = folder / SETTINGS
+    if path.is_file():
+        before = read_json(path)
+        # More documents of the same kind may be asked for later: whole batches stay what they are.
+        changed = [key for key in settings if before.get(key) != settings[key] and key != "documents"]
+        if changed:
+            raise InputError(f"{folder}: was begun with another {' and '.join(changed)}; give another --output")
+        for part in sorted((folder / PARTS).glob("*.jsonl")):
+            if int(part.stem) == before["documents"] // settings["batch_size"] and (
+                before["documents"] % settings["batch_size"] and before["documents"] != settings["documents"]
+            ):
+                part.unlink()  # a last batch that was not full
+    write_json(path, settings)
+
+
+# --- one batch -------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def sample_batch(
+    model: PreTrainedModel, tokenizer: Tokenizer, first: int, rows: int, limit: int, options: CorpusOptions
+) -> Iterator[dict[str, Any]]:
+    """Documents first … first + rows - 1: {"text", "complete", "tokens"} each. tokens: with the begin token."""
+    uniform = torch.from_numpy(
+        np.stack([stream.random(limit) for stream in row_generators_from(options.seed, first, rows)])
+    )
+    ids = torch.full((rows, limit), tokenizer.eos_token_id)
+    ids[:, 0] = tokenizer.bos_token_id
+    lengths = torch.full((rows,), limit)
+    active = torch.arange(rows)  # the document that each row of the cache belongs to
+    ended = torch.zeros(rows, dtype=torch.bool)  # of these rows
+    layers = [Preallocated(limit) for _ in range(model.config.get_text_config().num_hidden_layers)]
+    cache = Cache(layers=[*layers])
+    base, head = model.get_decoder(), model.get_output_embeddings()
+    for place in range(1, limit):
+        features = base(ids[active, place - 1 : place], past_key_values=cache, use_cache=True).last_hidden_state
+        logits = head(features[:, -1])[:, : tokenizer.vocab_size].float()
+        chosen = draw(logits / options.temperature if options.temperature != 1 else logits, uniform[active, place])
+        ids[active, place] = torch.where(ended, ids[active, place], chosen)
+        fresh = (chosen == tokenizer.eos_token_id) & ~ended
+        lengths[active[fresh]] = place
+        ended |= fresh
+        if ended.all():
+            break
+        if ended.sum() * SHRINK >= len(ended):
+            keep = (~ended).nonzero().flatten()
+            for layer in layers:
+                layer.keep(keep)
+            active, ended = active[keep], ended[keep]
+    complete = lengths < limit
+    for row, length, whole in zip(ids.tolist(), lengths.tolist(), complete.tolist(), strict=True):
+        yield {"text": tokenizer.decode(row[1:length]).strip(), "complete": whole, "tokens": length}
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """One token per row of logits [rows, vocabulary] by inverse distribution, uniform [rows] in [0, 1).
+
+    Weights are summed in blocks, the blocks in float64: one pass over the vocabulary instead of a running sum over it.
+    """
+    weights = torch.exp(logits - logits.amax(1, keepdim=True))
+    weights = nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    blocks = weights.sum(2).double().cumsum(1)
+    target = uniform.double() * blocks[:, -1]
+    block = torch.searchsorted(blocks, target[:, None], right=True).clamp(max=blocks.shape[1] - 1)
+    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = weights.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(1)
+    # Rounding may leave the target beyond the block's last sum: then the last token that has any weight is meant.
+    last = BLOCK - 1 - (inside.diff(prepend=torch.zeros_like(inside[:, :1])) > 0).flip(1).int().argmax(1)
+    place = torch.searchsorted(inside, target[:, None] - before, right=True)[:, 0]
+    return block[:, 0] * BLOCK + torch.minimum(place, last)
+
+
+class Preallocated(DynamicLayer):
+    """Keys and values of one layer in memory that is taken once; a step writes its own row and copies nothing else."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.filled = limit, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            rows, heads, _length, width = key_states.shape
+            self.keys = key_states.new_empty(rows, heads, self.limit, width)
+            self.values = value_states.new_empty(rows, heads, self.limit, value_states.shape[-1])
+        keys, values = self.keys, self.values
+        assert keys is not None and values is not None
+        end = self.filled + key_states.shape[2]
+        keys[:, :, self.filled : end] = key_states
+        values[:, :, self.filled : end] = value_states
+        self.filled = end
+        return keys[:, :, :end], values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        for name in ("keys", "values"):
+            whole: Tensor = getattr(self, name)
+            moved = whole[: len(rows)]  # rows only move down, so the memory can be used again
+            for new, old in enumerate(rows.tolist()):
+                if new != old:
+                    moved[new, :, : self.filled] = whole[old, :, : self.filled]
+            setattr(self, name, moved)

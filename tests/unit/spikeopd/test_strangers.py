@@ -1,0 +1,296 @@
+"""Attacks that once went through, each in its smallest form: pipes, links, holes, packed and growing files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import struct
+import zipfile
+from importlib import resources
+
+import numpy as np
+import pytest
+from random_models import random_model, random_shape
+
+from spikeopd.contracts import load_trace
+from spikeopd.contracts.bundle import load_bundle
+from spikeopd.errors import ConfigError, InputError
+from spikeopd.files import parse_json, remove_leftovers, sole_process
+from spikeopd.options import parse_yaml
+from spikeopd.runlog import RunLog, read_metrics
+from spikeopd.students import check_sizes, check_weights, read_model_config
+from spikeopd.text import sources
+from spikeopd.text.backend import Guarded, is_plain, read_backend
+from spikeopd.text.sources import open_source
+from spikeopd.text.tokenizer import load_tokenizer
+
+TINY = json.loads((resources.files("spikeopd") / "assets" / "tiny" / "tokenizer.json").read_text())
+ROLES = '{"bos_token": "</s>", "eos_token": "</s>"}'
+ODD = {"type": "Split", "pattern": {"Regex": r"\d"}, "behavior": "Isolated", "invert": False}  # nobody knows it
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def sequence(*parts):
+    return {"type": "Sequence", "normalizers": list(parts)}
+
+
+TEXT_PART = {"Sequence": {"id": "A", "type_id": 0}}
+GROWING = {
+    "each makes sixty of one": {"normalizer": sequence(*[replace("a", "a" * 60)] * 6)},
+    "when decoding": {"decoder": {"type": "Sequence", "decoders": [replace("a", "a" * 60)] * 6}},
+    "bytes of bytes": {"normalizer": sequence(*[sequence(*[{"type": "ByteLevel"}] * 16)] * 3)},
+    "many parts": {"normalizer": sequence(*[sequence(*[{"type": "Prepend", "prepend": "x"}] * 16)] * 16)},
+    "a template of copies": {"post_processor": {"type": "TemplateProcessing", "single": [TEXT_PART] * 1000,
+                                                "pair": [], "special_tokens": {}}},
+    "a template of ids": {"post_processor": {"type": "TemplateProcessing", "single": [TEXT_PART], "pair": [],
+                                             "special_tokens": {"x": {"id": "x", "ids": [1] * 1000, "tokens": []}}}},
+    "an affix that is cut off": {"model": TINY["model"] | {"continuing_subword_prefix": "é" * 50}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_parts_whose_growth_multiplies_do_not_run_here(kind):
+    assert not is_plain(TINY | GROWING[kind])
+
+
+def test_the_parts_of_known_families_do(tmp_path):
+    llama = sequence({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁"))
+    decoder = [replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " "}]
+    assert is_plain(TINY | {"normalizer": llama, "decoder": {"type": "Sequence", "decoders": decoder}})
+    assert is_plain(TINY | {"normalizer": sequence({"type": "NFKC"}, {"type": "Lowercase"})})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": TINY["model"] | {"vocab": TINY["model"]["vocab"] | {"x" * 5000: 9999}}}, "has 5000 characters"),
+        ({"model": {"type": "Unigram", "vocab": [["x" * 5000, 0.0]], "unk_id": 0}}, "has 5000 characters"),
+        ({"added_tokens": [{"content": f"{n:01000d}"} for n in range(1100)]}, "more than 1048576 characters"),
+    ],
+)
+def test_a_token_is_no_book(tmp_path, changes, reason):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | changes))
+    with pytest.raises(InputError, match=reason):
+        read_backend(tmp_path / "tokenizer.json")
+
+
+def test_a_worker_imports_nothing_from_the_working_folder(tmp_path, monkeypatch):
+    """`python -c` looks there first, and it may be the stranger's."""
+    for name in ("json", "tokenizers", "signal", "contextlib"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | {"pre_tokenizer": ODD}))
+    monkeypatch.chdir(tmp_path)
+    assert read_backend(tmp_path / "tokenizer.json").encode("1").ids
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_guarded_tokenizer_is_framed_and_saved_as_any_other(tmp_path):
+    parts = {"type": "Sequence", "pretokenizers": [ODD, TINY["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | {"pre_tokenizer": parts, "post_processor": None}))
+    (tmp_path / "tokenizer_config.json").write_text(ROLES)
+    given = load_tokenizer(tmp_path)
+    assert isinstance(given.backend, Guarded)
+    again = load_tokenizer(given.save(tmp_path / "saved"))
+    assert again.encode("a 1") == [given.bos_token_id, *given.encode("a 1")] == given.framed().encode("a 1")
+    assert again.fingerprint == given.fingerprint
+
+
+@pytest.mark.parametrize("number", [2**70, 2**32, -1, True, [2**40], "2"])
+def test_ids_of_roles_that_no_tokenizer_has_are_passed_over(tmp_path, number):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": number, "eos_token_id": 2}))
+    assert load_tokenizer(tmp_path).eos_token_id == 2
+
+
+def test_opt_files_are_bounded_and_their_roles_looked_up(tmp_path):
+    (tmp_path / "vocab.json").write_text('{"a": 0, "</s>": 2, "<pad>": 1}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert load_tokenizer(tmp_path).encode("a") == [2, 0]
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "none"}')
+    with pytest.raises(InputError, match="the vocabulary has no token 'none'"):
+        load_tokenizer(tmp_path)
+    os.truncate(tmp_path / "merges.txt", 1 << 40)
+    with pytest.raises(InputError, match="bytes are too many"):
+        load_tokenizer(tmp_path)
+
+
+# --- pipes, holes, packed files --------------------------------------------------------------------------------------
+
+
+def test_a_pipe_in_the_place_of_a_file_hangs_nobody(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        load_trace(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_metrics(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is empty"):
+        open_source(f"text:{tmp_path / 'pipe'}")
+    os.rename(tmp_path / "pipe", tmp_path / "metrics.jsonl")
+    with RunLog(tmp_path, quiet=True) as log, pytest.raises(InputError, match="not a file of this folder"):
+        log.metrics("stage1", 1, {"loss": 1.0})
+
+
+def members(path, count):
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(count):
+            archive.writestr(str(number), b"")
+    return path
+
+
+def test_a_list_of_members_without_end_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("spikeopd.contracts.npz.DIRECTORY_LIMIT", 1000)
+    assert load_trace(members(tmp_path / "few.npz", 10)) == []
+    with pytest.raises(InputError, match="too many members"):
+        load_trace(members(tmp_path / "many.npz", 30))
+    data = bytearray(members(tmp_path / "t.npz", 2).read_bytes())
+    end = data.rfind(b"PK\5\6")
+    data[end:end] = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)  # a zip64 record that says otherwise
+    (tmp_path / "t.npz").write_bytes(bytes(data))
+    with pytest.raises(InputError, match="too many members"):
+        load_trace(tmp_path / "t.npz")
+
+
+def test_files_of_holes_are_refused_before_they_are_read(tmp_path):
+    (tmp_path / "t.npz").touch()
+    os.truncate(tmp_path / "t.npz", 1 << 40)
+    with pytest.raises(InputError, match="bytes are too many"):
+        load_trace(tmp_path / "t.npz")
+    os.rename(tmp_path / "t.npz", tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match="bytes are too many"):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.nir", "report.json"])
+def test_a_bundle_of_holes_is_refused_before_it_is_hashed(tmp_path, name):
+    from export.bundle_writer import write_bundle
+
+    bundle = write_bundle(random_model(random_shape(layers=1)), tmp_path / "b")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / name).touch()
+    os.truncate(bundle / name, 1 << 40)
+    manifest["files"].setdefault(name, {"sha256": "0" * 64})["bytes"] = 1 << 40
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="1099511627776 bytes, and the model's arrays take"):
+        load_bundle(bundle)
+
+
+def test_a_packed_file_is_not_unpacked_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
+    for name, kind, reason in (("a.txt.gz", "text", "in one document"), ("a.jsonl.gz", "jsonl", "a line")):
+        (tmp_path / name).write_bytes(gzip.compress(b" " * 1_000_000))
+        with pytest.raises(InputError, match=reason):
+            list(open_source(f"{kind}:{tmp_path / name}").documents("all"))
+
+
+def test_parquet_damaged_in_the_middle_is_one_line(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="the train extra brings pyarrow")
+    import pyarrow.parquet as parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [f"row {n} " * 40 for n in range(500)]}), path)
+    data = bytearray(path.read_bytes())
+    data[4:60] = b"\xff" * 56
+    path.write_bytes(bytes(data))
+    with pytest.raises(InputError, match="damaged behind row 0"):
+        list(open_source(f"parquet:{path}").documents("all"))
+
+
+def test_a_file_of_millions_of_empty_lists_is_not_built():
+    with pytest.raises(ValueError, match="more than 4194304 values"):
+        parse_json("[" + "[]," * 3_000_000 + "[]]")
+    with pytest.raises(ConfigError, match="characters are too many"):
+        parse_yaml("a: [" + "1," * 100_000 + "1]", "recipe")
+
+
+# --- links in a stranger's run folder --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A file and a folder of the user, outside the run folder."""
+    (tmp_path / "mine" / "Documents").mkdir(parents=True)
+    (tmp_path / "mine" / "precious").write_text("precious")
+    (tmp_path / "run").mkdir()
+    return tmp_path / "mine"
+
+
+def test_a_lock_does_not_empty_what_it_links_to(tmp_path, mine):
+    (tmp_path / "run" / ".running").symlink_to(mine / "precious")
+    with pytest.raises(InputError, match="a lock is a file, and this is none"), sole_process(tmp_path / "run"):
+        pass
+    (tmp_path / "run" / ".running").unlink()
+    os.mkfifo(tmp_path / "run" / ".running")
+    with pytest.raises(InputError, match="a lock is a file, and this is none"), sole_process(tmp_path / "run"):
+        pass
+    assert (mine / "precious").read_text() == "precious"
+
+
+def test_metrics_are_not_written_through_a_link(tmp_path, mine):
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(mine / "precious")
+    with RunLog(tmp_path / "run", quiet=True) as log, pytest.raises(InputError, match="not a file of this folder"):
+        log.metrics("stage1", 1, {"loss": 1.0})
+    assert (mine / "precious").read_text() == "precious"
+
+
+def test_leftovers_that_are_links_are_only_unlinked(tmp_path, mine):
+    (tmp_path / "run" / ".Documents.old.abc.partial").symlink_to(mine)
+    (tmp_path / "run" / ".x.partial").symlink_to(mine)
+    assert len(remove_leftovers(tmp_path / "run")) == 2
+    assert (mine / "Documents").is_dir() and (mine / "precious").exists() and not list((tmp_path / "run").iterdir())
+
+
+def test_a_checkpoint_moved_elsewhere_and_linked_back_is_dropped_as_a_link(tmp_path, mine):
+    torch = pytest.importorskip("torch", reason="the train extra brings torch")
+    from spikeopd import checkpoint
+
+    objective = torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(objective.parameters())
+    (tmp_path / "run" / "update-000001").symlink_to(mine)
+    for update in (2, 3):
+        checkpoint.save(tmp_path / "run", update, objective, adam, {})
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["update-000002", "update-000003"]
+    assert (mine / "precious").exists()
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_code_and_other_models_are_not_fetched(tmp_path):
+    for name in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", name: "evil/kernel"}))
+        with pytest.raises(InputError, match=f"{name} names a kernel"):
+            read_model_config(tmp_path, "model")
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    with pytest.raises(InputError, match="adapter_config.json makes it a part of another model"):
+        check_weights(tmp_path, "model")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": 1 << 20},
+        {"num_hidden_layers": 4096, "hidden_size": 512},
+        {"vocab_size": 1 << 24},
+        {"model_type": "opt", "max_position_embeddings": 1 << 24},
+    ],
+)
+def test_sizes_that_the_weights_cannot_fill_are_refused_before_they_are_allocated(tmp_path, sizes):
+    from safetensors.numpy import save_file
+
+    save_file({"embed": np.zeros((64, 8), np.float32)}, tmp_path / "model.safetensors")
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 60, "max_position_embeddings": 1}
+    check_sizes(tmp_path, small, "model")
+    with pytest.raises(InputError, match="the weights hold 512 numbers"):
+        check_sizes(tmp_path, small | sizes, "model")
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(InputError, match="model.safetensors is corrupt"):
+        check_sizes(tmp_path, small, "model")
