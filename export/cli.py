@@ -105,9 +105,9 @@ def export_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--to",
-        choices=("nir", "lava", "sanafe"),
-        default="nir",
-        help="kind of bundle (default: nir); sanafe: not a bundle but a network for that simulator (docs/sanafe.md)",
+        choices=("nir", "lava", "arrays", "sanafe"),
+        help="kind of bundle (default: nir; of a quantised twin arrays, the integers alone); sanafe: not a bundle but "
+        "a network for that simulator (docs/sanafe.md)",
     )
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
     parser.add_argument(

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from spikeopd.errors import ConfigError, InputError
-from spikeopd.files import read_json, write_json, write_text
+from spikeopd.errors import ConfigError, InputError, short
+from spikeopd.files import parse_json, read_json, write_json, write_text
 from spikeopd.models.teacher import fingerprint, load_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.sampling import LARGEST_SEED, row_generators_from
@@ -99,7 +99,12 @@ def sample_corpus(
                 bar.advance(rows, **({"tokens/s": made / seconds} if made else {}))
         text = "".join(part.read_text("utf-8") for part in found)
         write_text(folder / CORPUS, text)
-        lines = [json.loads(line) for line in text.splitlines()]
+        try:
+            lines = [dict(parse_json(line)) for line in text.splitlines()]
+            if not all({"complete", "tokens"} <= line.keys() for line in lines):
+                raise ValueError("a line says nothing of its tokens")
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{folder / PARTS}: damaged ({short(error)}); remove it to sample again") from error
         summary = {
             "corpus": str(folder / CORPUS),
             "documents": len(lines),

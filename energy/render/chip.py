@@ -60,7 +60,8 @@ def chip_tables(chip: dict[str, Any]) -> list[Table]:
             Column("simulator", "as the simulator has it", "number", "pJ"),
         ),
         chip["prices"],
-        "Published: before silicon, the synaptic operation as a minimum. The simulator's are fitted to the whole chip.",
+        "Published: before silicon, the synaptic operation as a minimum. The simulator's: its own description of the "
+        "chip, to which its published error belongs.",
     )
     per_spike = chip["hops"]["per_spike"]
     links = Table(

@@ -39,6 +39,15 @@ def model_of(form, **sizes):
     return random_model(random_shape(**sizes, **FORMS[form]), seed=3, drive=1.5)
 
 
+def test_weights_of_four_bits_are_integers_like_any_other():
+    model = dataclasses.replace(model_of("plus"), precision="int4")
+    logits, counts = decoded(NetworkDecoder(model), TOKENS[:2])
+    expected, theirs = decoded(DenseDecoder(model), TOKENS[:2])
+    assert np.array_equal(logits, expected) and counts == theirs
+    with pytest.raises(InputError, match="SANA-FE runs integers"):
+        NetworkDecoder(dataclasses.replace(model, precision="float32"))
+
+
 def decoded(decoder, tokens=TOKENS):
     results = [decoder.step(token) for token in tokens]
     return np.stack([logits for logits, _ in results]), [activity.to_dict() for _, activity in results]
