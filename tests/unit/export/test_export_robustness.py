@@ -46,8 +46,8 @@ def test_no_bundle_at_all(tmp_path):
 
 
 def test_a_future_version_asks_for_an_update(bundle):
-    edit(bundle, lambda m: m.update(schema="spikeopd.bundle/4"))
-    with pytest.raises(InputError, match=r"'schema' is 'spikeopd\.bundle/4'.*update spikeopd"):
+    edit(bundle, lambda m: m.update(schema="spikeopd.bundle/9"))
+    with pytest.raises(InputError, match=r"'schema' is 'spikeopd\.bundle/9'.*update spikeopd"):
         read_manifest(bundle)
 
 
