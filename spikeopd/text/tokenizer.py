@@ -199,7 +199,8 @@ def _begin_with(backend: Backend, bos: str) -> Backend:
 
 def _added(backend: Backend) -> tuple[list[int], list[int]]:
     """Ids that the template puts in front of a text and behind it."""
-    plain, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    with rust_errors("the tokenizer's template fails", "save it again"):
+        plain, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
     start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
     return whole[:start], whole[start + len(plain) :]
 

@@ -104,6 +104,15 @@ def test_a_guarded_tokenizer_is_framed_and_saved_as_any_other(tmp_path):
     assert again.fingerprint == given.fingerprint
 
 
+def test_a_template_that_names_no_token_is_one_line(tmp_path):
+    template = json.loads(json.dumps(TINY["post_processor"]))
+    template["single"][0]["SpecialToken"]["id"] = ""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TINY | {"post_processor": template}))
+    (tmp_path / "tokenizer_config.json").write_text(ROLES)
+    with pytest.raises(InputError, match="fails|not a tokenizer file"):
+        load_tokenizer(tmp_path).framed()
+
+
 @pytest.mark.parametrize("number", [2**70, 2**32, -1, True, [2**40], "2"])
 def test_ids_of_roles_that_no_tokenizer_has_are_passed_over(tmp_path, number):
     (tmp_path / "tokenizer.json").write_text(json.dumps(TINY))
