@@ -15,7 +15,7 @@ from energy.chip import measured_hops
 from energy.comparison import compare_rows
 from energy.costs import CostTable, Placement, load_costs, load_memory, load_placement
 from energy.flops import dense_shape, keys_of_sequence, load_shape, load_teacher_shape, published_name
-from energy.memory import counted_work, estimated_work
+from energy.memory import Work, counted_work, estimated_work
 from energy.models import Hops
 from energy.rates import load_rates
 from energy.render.document import Document
@@ -209,7 +209,8 @@ def compare_twins(
 ) -> FairComparison:
     """Students beside their quantised twins and their teachers in int8 and fp32, memory inside the bill.
 
-    sources    runs, as in `compare`, whose table stands first
+    sources    runs, as in `compare`, whose table stands first; a run of a trained twin stands beside the students of
+               its shape
     configs    instead of runs, or beside them: shapes at `rates` over `context` tokens, as in `estimate`
     placement  where weights, cache and neurons lie: a name of `energy.costs.PLACEMENTS`
     """
@@ -219,7 +220,13 @@ def compare_twins(
         runs = [as_run(source, name) for name, source in named]
         told = compare(runs, teacher=teacher, spikegpt=spikegpt, costs=costs, memory=memory, hops=hops)
         first, inputs = list(told.tables), inputs + told.inputs
-        subjects = [_counted(run, teacher or "matched") for run in runs]
+        twins = [run for run in runs if run.shape.graded]
+        subjects = [
+            replace(_counted(run, teacher or "matched"), trained=_trained(run, twins))
+            for run in runs
+            if not run.shape.graded
+        ]
+        _check_paired(twins, runs)
     for config in configs:
         if rates is None or context is None:
             raise InputError("a config needs rates and a context")
@@ -246,11 +253,31 @@ def break_even(
     place = load_placement(placement)
     if source is not None:
         run = as_run(source)
+        if run.shape.graded:
+            raise InputError(f"{run.name}: a quantised twin fires no spikes; give a run of its student")
         return break_even_document(_counted(run, teacher), place, _inputs(run, teacher))
     if config is None or rates is None or context is None:
         raise InputError("give a run, or a config with its rates and a context")
     subject = _estimated(config, rates, context, num_steps, teacher)
     return break_even_document(subject, place, _files(config, rates, teacher))
+
+
+def _trained(student: Run, twins: Sequence[Run]) -> tuple[tuple[str, Work], ...]:
+    """The runs of trained twins that have a student's shape."""
+    return tuple((twin.name, counted_work(twin)) for twin in twins if _student_of(twin.shape) == student.shape)
+
+
+def _student_of(twin: ModelShape) -> ModelShape:
+    return replace(twin, neuron="lif")
+
+
+def _check_paired(twins: Sequence[Run], runs: Sequence[Run]) -> None:
+    shapes = [run.shape for run in runs]
+    for twin in twins:
+        if _student_of(twin.shape) not in shapes:
+            raise InputError(
+                f"{twin.name}: a quantised twin, but no run here is of a student of its shape; give that run too"
+            )
 
 
 def _counted(run: Run, teacher: str | ModelShape) -> Subject:

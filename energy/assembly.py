@@ -33,6 +33,7 @@ from energy.models import (
     measured_lines,
     measured_rates,
     measured_site_rates,
+    operation,
     site_cells,
     site_spikes,
     token_energies,
@@ -98,7 +99,7 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
                 keys=keys,
                 rate=mean_rate(activity),
                 spikes=sum(int(table.sum()) for table in activity.spikes.values()),
-                lines=measured_lines(activity, *pricing),
+                lines=measured_lines(activity, *pricing, operation(run.shape)),
                 analytical=estimated_lines(run.shape, rates, activity.tokens, keys, *pricing, site_rates),
                 comparisons=compare_counts(run, phase),
                 bytes=activity.bytes,
@@ -109,7 +110,7 @@ def report_run(run: Run, options: Options) -> dict[str, Any]:
     report = _assemble(run.shape, run.num_sequences, scopes, rates, options, source, site_rates)
     report["alternatives"] = _alternatives(run, options)
     report["chip"] = chip_section(run)
-    report["twin"] = _twin(counted_work(run))
+    report["twin"] = _own_bills(counted_work(run)) if run.shape.graded else _twin(counted_work(run))
     energies = token_energies(run.shape, run.per_token, options.costs, options.hops)
     columns = {name: np.asarray(values).tolist() for name, values in vars(run.per_token).items()}
     columns["energy_pj"] = energies.tolist()
@@ -204,7 +205,7 @@ def _summary(scope: Scope, sequences: int, options: Options) -> dict[str, Any]:
         "spikes": scope.spikes,
         "rate": scope.rate,
         "sops": count(scope.lines, "ac"),
-        "macs": count(scope.lines, "mac"),
+        "macs": count(scope.lines, "mac"),  # of a quantised twin those of its blocks too: inputs that are not zero
         "ops": count(scope.lines, "ac", "mac"),
         "energy_pj": energy,
         "energy_per_token_pj": _per(energy, scope.tokens),
@@ -284,7 +285,7 @@ def _layers(shape: ModelShape, scope: Scope) -> list[dict[str, Any]]:
     rows = []
     for layer in range(shape.num_hidden_layers):
         parts = {name: sums[layer, name] for name in COMPONENTS if (layer, name) in sums}
-        sops = sum(line.count for line in scope.lines if line.layer == layer and line.event == "ac")
+        sops = sum(line.count for line in scope.lines if line.layer == layer and line.event in ("ac", "mac"))
         energy = sum(parts.values())
         rows.append(
             {
@@ -329,8 +330,8 @@ def _assert_equal(scopes: Sequence[Scope], name: str) -> None:
 def _alternatives(run: Run, options: Options) -> list[dict[str, Any]]:
     """The same run under other ways of counting, so that nobody has to guess which one a figure used."""
     activity, costs = run.activity(), options.costs
-    base = total(measured_lines(activity, costs, options.hops))
-    ac, mac = costs.price("ac"), costs.price("mac")
+    base = total(measured_lines(activity, costs, options.hops, operation(run.shape)))
+    ac, mac = costs.price(operation(run.shape)), costs.price("mac")
     square = int(activity.sops_unmasked.sum()) - int(activity.sops["coincidence"].sum())
     skipped = sum(int((sops - activity.additions[name]).sum()) for name, sops in activity.sops.items())
     head = activity.macs["head"] - activity.macs["head_active"]
@@ -365,6 +366,19 @@ def _twin(work: Work) -> dict[str, Any]:
             kind: {name: _per(energy, students[name]) for name, energy in energies.items()}
             for kind, energies in twins.items()
         },
+    }
+
+
+def _own_bills(work: Work) -> dict[str, Any]:
+    """Of a run of a quantised twin itself: its energy per token with memory, dense and with its own zeros skipped."""
+    placement = PLACEMENTS["cores"]
+    tallies = {"dense": twin_tally(work)} | {name: twin_tally(work, name) for name in CONVENTIONS}
+    return {
+        "placement": placement.name,
+        "weight_bits": 8,
+        "activation_bits": twin_bits(work.shape.num_steps),
+        "basis": "counted",
+        "energy_per_token_pj": {name: _per(billed(tally, placement), work.tokens) for name, tally in tallies.items()},
     }
 
 
@@ -424,7 +438,7 @@ def _sensitivity(
     ]
     by_steps = [
         {"num_steps": steps} | row(replace(shape, num_steps=steps), scope.tokens, scope.keys)
-        for steps in sorted({*STEP_CHOICES, shape.num_steps})
+        for steps in ([] if shape.graded else sorted({*STEP_CHOICES, shape.num_steps}))
     ]
     by_context = [
         {"context": context} | row(shape, context, keys_of_sequence(context))
@@ -446,10 +460,10 @@ def _not_costed(shape: ModelShape, scope: Scope, options: Options) -> list[dict[
     if priced and not hops.east_west and not hops.north_south:
         rows.append({"what": "hops between tiles: set --hops to cost them, placement is not known here", "count": None})
     if shape.residual_write == "current":
-        writes = 2 * shape.hidden_size * shape.num_hidden_layers * shape.num_steps * scope.tokens
+        writes = 2 * shape.hidden_size * shape.num_hidden_layers * shape.steps * scope.tokens
         rows.append({"what": "shift of a sublayer's sum and its addition to the residual stream", "count": writes})
     if shape.distances:
-        pairs = shape.num_attention_heads * shape.num_hidden_layers * shape.num_steps * scope.keys
+        pairs = shape.num_attention_heads * shape.num_hidden_layers * shape.steps * scope.keys
         rows.append({"what": "addition of the distance bias to a pair's current", "count": pairs})
     memory = f"memory traffic: reported on its own line ({options.memory.name}), not part of the energy above"
     return [*rows, {"what": memory, "count": None}, *({"what": what, "count": None} for what in NOT_COSTED)]

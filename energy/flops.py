@@ -100,9 +100,9 @@ def parse_teacher(raw: Mapping[str, Any], where: str) -> ModelShape:
     family = raw.get("model_type")
     if family is None or family in ("opt", "bispikclm"):
         return dense_shape(parse_shape(raw, where, 1))
-    if family not in LLAMA_FAMILY and family not in GPT_FAMILY:
+    if not isinstance(family, str) or family not in LLAMA_FAMILY and family not in GPT_FAMILY:
         known = ", ".join(("opt", *LLAMA_FAMILY, *GPT_FAMILY))
-        raise InputError(f"{where}: no closed form for a {family!r}; the teacher may be one of {known}")
+        raise InputError(f"{where}: no closed form for a {short(repr(family))}; the teacher may be one of {known}")
     names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
              "n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}  # fmt: skip
     values = {names.get(name, name): value for name, value in raw.items()}

@@ -15,8 +15,9 @@ Two ways to run the same student, both known to its run:
                  is fetched once, sums and membranes stay in registers (a membrane starts at zero for every token)
 
 The quantised twin is the student's block with one step and ceil(log2(T_s + 1))-bit activations, as many levels as T_s
-steps can count. It is computed from shapes: nothing was trained. Dense, it reads every weight once per token and keeps
-its sums in registers; under a convention it skips activations that are zero and treats the others as it treats spikes.
+steps can count. It is computed from the student's shape, or from a run of a twin that was trained. Dense, it reads
+every weight once per token and keeps its sums in registers; under a convention it skips activations that are zero and
+treats the others as it treats spikes.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def estimated_work(shape: ModelShape, rates: Rates, tokens: int, keys: int) -> W
     """From firing rates alone, with `fired_share` for what was not counted."""
     macs, layers = layer_macs(shape, tokens, keys), range(shape.num_hidden_layers)
     reached = {
-        name: sum(fired_share(rates[name][layer], shape.num_steps) * macs[name] for layer in layers) for name in macs
+        name: sum(fired_share(rates[name][layer], shape.steps) * macs[name] for layer in layers) for name in macs
     }
     sops = {name: sum(estimated_sops(shape, rates, tokens, keys, name)) for name in macs}
     spikes, active, rate = _site_totals(shape, driven_rates(shape, rates), tokens, keys)
@@ -129,7 +130,7 @@ def _site_totals(shape: ModelShape, site_rates: Rates, tokens: int, keys: int) -
         for cells, rate in zip(row, site_rates[site], strict=True):
             if site not in _CACHED:
                 spikes += cells * rate
-                active += cells / shape.num_steps * fired_share(rate, shape.num_steps)
+                active += cells / shape.steps * fired_share(rate, shape.steps)
             if site != "a":
                 fired, slots = fired + cells * rate, slots + cells
     return spikes, active, fired / slots if slots else 0.0
@@ -230,8 +231,12 @@ def twin_bits(num_steps: int) -> int:
 
 
 def twin_tally(work: Work, convention: str | None = None, name: str = "quantised twin") -> Tally:
-    """The twin of a student: dense, or under one of CONVENTIONS with its zeros skipped, as many as the student has."""
-    shape = replace(work.shape, num_steps=1)
+    """A quantised twin: dense, or under one of CONVENTIONS with its zeros skipped.
+
+    work: of a run of the twin itself; or of the student, and the twin is taken to have as many zeros as that has
+    neurons that never fired.
+    """
+    shape = replace(work.shape, neuron="quantised")
     bits = twin_bits(work.shape.num_steps)
     if convention is None:
         return _dense_tally(name, shape, work.tokens, work.keys, (WEIGHT_BITS, bits, MEMBRANE_BITS), gains=True)

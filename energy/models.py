@@ -58,10 +58,15 @@ class Line:
     energy_pj: float
 
 
-def measured_lines(activity: Activity, costs: CostTable, hops: Hops = NO_HOPS) -> list[Line]:
-    """Energy of counted events: synaptic operations, dense MACs, neuron updates and spike delivery."""
+def operation(shape: ModelShape) -> str:
+    """What a synapse does with what reaches it: accumulate a weight or, in a quantised twin, multiply it first."""
+    return "mac" if shape.graded else "ac"
+
+
+def measured_lines(activity: Activity, costs: CostTable, hops: Hops = NO_HOPS, synapse: str = "ac") -> list[Line]:
+    """Energy of counted events: synaptic operations (`operation`), dense MACs, neuron updates and spike delivery."""
     lines = [
-        _line(costs, name, layer, "ac", int(row.sum()))
+        _line(costs, name, layer, synapse, int(row.sum()))
         for name, table in activity.sops.items()
         for layer, row in enumerate(table)
     ]
@@ -87,7 +92,7 @@ def estimated_lines(
     `site_rates` gives the rate of every neuron group, per layer, for those updates; without it, `driven_rates`.
     """
     lines = [
-        _line(costs, name, layer, "ac", sops)
+        _line(costs, name, layer, operation(shape), sops)
         for name in shape.layer_components
         for layer, sops in enumerate(estimated_sops(shape, rates, tokens, keys, name))
     ]
@@ -99,7 +104,7 @@ def estimated_lines(
 def site_cells(shape: ModelShape, tokens: int, keys: int) -> dict[str, list[int]]:
     """Neuron slots of every group, per layer, over all steps of `tokens` tokens that look at `keys` keys in total."""
     return {
-        site: [shape.num_steps * shape.site_slots(site, tokens, keys)] * rows for site, rows in site_rows(shape).items()
+        site: [shape.steps * shape.site_slots(site, tokens, keys)] * rows for site, rows in site_rows(shape).items()
     }
 
 
@@ -123,7 +128,7 @@ def driven_rates(shape: ModelShape, rates: Rates) -> dict[str, list[float]]:
 def estimated_sops(shape: ModelShape, rates: Rates, tokens: int, keys: int, component: str) -> list[float]:
     """f_r T_s FLOPs of one component, per layer."""
     dense = layer_macs(shape, tokens, keys)[component]
-    return [rate * shape.num_steps * dense for rate in rates[component]]
+    return [rate * shape.steps * dense for rate in rates[component]]
 
 
 def measured_rates(shape: ModelShape, activity: Activity) -> dict[str, list[float]]:
@@ -194,7 +199,7 @@ def compare_counts(run: Run, phase: str | None = None) -> list[Check]:
             dense = square if name != driver else masked[name]
             counted = activity.sops_unmasked if name != driver else activity.sops[name]
             measured = int(counted[layer].sum())
-            exact = Fraction(spikes, cells) * shape.num_steps * dense if cells else Fraction(0)
+            exact = Fraction(spikes, cells) * shape.steps * dense if cells else Fraction(0)
             must = one_length if name == "coincidence_unmasked" else name != "coincidence"
             rows.append(
                 Check(name, layer, _ratio(spikes, cells), dense, measured, float(exact), must, exact == measured)
@@ -208,7 +213,7 @@ def token_energies(shape: ModelShape, tokens: PerToken, costs: CostTable, hops: 
     cells = fixed + (grown - fixed) * (tokens.position + 1)
     per_spike = _delivery(costs, hops)
     return np.asarray(
-        costs.price("ac") * tokens.sops
+        costs.price(operation(shape)) * tokens.sops
         + costs.price("mac") * tokens.macs
         + costs.price("neuron_active") * tokens.spikes
         + costs.price("neuron_inactive") * (cells - tokens.spikes)

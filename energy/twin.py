@@ -1,7 +1,7 @@
 """The fair comparison: a student beside its quantised twin, its teacher in int8 and fp32, and SpikeGPT, memory inside.
 
-The twin is computed from shapes (`energy.memory`); it has no weights and no perplexity. Where a row needs to know how
-often an activation of the twin is zero, it is taken to be zero where the student's neuron never fired.
+The twin is computed from the student's shape (`energy.memory`): an activation is taken to be zero where the student's
+neuron never fired. A run of a trained twin, if one is given, stands beside it with its own zeros.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from energy.render.table import Column, Table, significant, unit_of
 from spikeopd.contracts import ModelShape
 
 CURVE_POINTS = tuple(index / 50 for index in range(26))  # rates 0 to 0.5, for the drawing
-COMPUTED = "computed from shapes: no twin was trained, and it has no perplexity to set beside the student's"
+COMPUTED = "computed from shapes: it was not trained, and it has no perplexity to set beside the student's"
+TRAINED = "trained: counted in a run of its own, with its own zeros"
 PUBLISHED = (
     "published for other models: a rate below 5.7 % at T = 5 (arXiv:2409.08290v4, abstract), 6.4 % for T from 5 to 10 "
     "(v2 and v3)"
@@ -44,23 +45,31 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A student to be compared. basis: `counted`, or `rates`; teacher: the dense model of its comparison."""
+    """A student to be compared. basis: `counted`, or `rates`; teacher: the dense model of its comparison.
+
+    trained: names and counted work of twins of its shape that were trained.
+    """
 
     name: str
     work: Work
     basis: str
     teacher_name: str
     teacher: ModelShape
+    trained: tuple[tuple[str, Work], ...] = ()
 
 
 @dataclass(frozen=True)
 class Model:
-    """One row of a comparison. `tally_of` makes its tally from a student's work, so that rates can be varied."""
+    """One row of a comparison. `tally_of` makes its tally from a student's work, so that rates can be varied.
+
+    fixed: counted in a run of its own, whatever the student does.
+    """
 
     key: str
     title: str
     convention: str | None
     tally_of: Callable[[Work], Tally]
+    fixed: bool = False
 
 
 def models(subject: Subject, spikegpt: bool = False) -> list[Model]:
@@ -72,6 +81,12 @@ def models(subject: Subject, spikegpt: bool = False) -> list[Model]:
         Model("twin_graded", f"quantised twin, int8 × {bits} bit, zeros skipped", c, partial(twin_tally, convention=c))
         for c in CONVENTIONS
     ]
+    for name, own in subject.trained:
+        for convention in (None, *CONVENTIONS):
+            tally = twin_tally(own, convention)
+            how = "dense" if convention is None else "zeros skipped"
+            title = f"trained twin ({name}), int8 × {bits} bit, {how}"
+            rows.append(Model("trained_twin", title, convention, partial(_same, tally), fixed=True))
     for precision in ("int8", "fp32"):
         title = f"teacher ({subject.teacher_name}), {precision}"
 
@@ -90,30 +105,34 @@ def models(subject: Subject, spikegpt: bool = False) -> list[Model]:
     return rows
 
 
+def _same(tally: Tally, work: Work) -> Tally:
+    return tally
+
+
 def fair_rows(subject: Subject, placement: Placement, spikegpt: bool = False) -> list[dict[str, Any]]:
     """Operations, memory, addressing and total of every model, per token, and over the student of each convention."""
     chosen = models(subject, spikegpt)
     tallies = [model.tally_of(subject.work) for model in chosen]
-    tokens = subject.work.tokens
     base = {
-        model.convention: total(tally, placement)
+        model.convention: _per(total(tally, placement), tally.tokens)
         for model, tally in zip(chosen, tallies, strict=True)
         if model.key == "student"
     }
     rows = []
     for model, tally in zip(chosen, tallies, strict=True):
-        energy = total(tally, placement)
+        tokens = tally.tokens  # a trained twin has run over its own
+        energy = _per(total(tally, placement), tokens)
         row = {
             "subject": subject.name,
             "key": model.key,
             "model": model.title,
             "convention": model.convention or "any",
-            "energy_per_token_pj": _per(energy, tokens),
+            "energy_per_token_pj": energy,
             "head_per_token_pj": _per(total(tally, placement, place="head"), tokens),
         }
         row |= {f"{part}_per_token_pj": _per(total(tally, placement, part=part), tokens) for part in PARTS}
         row |= {
-            f"over_student_{name}": _per(energy, base[name]) if model.convention in (None, name) else None
+            f"over_student_{name}": _per(energy or 0.0, base[name] or 0.0) if model.convention in (None, name) else None
             for name in CONVENTIONS
         }
         rows.append(row)
@@ -131,13 +150,14 @@ def entry_rows(subject: Subject, placement: Placement) -> list[dict[str, Any]]:
             "part": entry.part,
             "event": entry.event,
             "what": EVENTS[entry.event][2],
-            "count_per_token": _per(entry.count, subject.work.tokens),
+            "count_per_token": _per(entry.count, tally.tokens),
             "bits": entry.bits,
             "price_pj": entry.price_pj,
-            "energy_per_token_pj": _per(entry.energy_pj, subject.work.tokens),
+            "energy_per_token_pj": _per(entry.energy_pj, tally.tokens),
         }
         for model in models(subject)
-        for entry in bill(model.tally_of(subject.work), placement)
+        for tally in [model.tally_of(subject.work)]
+        for entry in bill(tally, placement)
     ]
 
 
@@ -147,16 +167,20 @@ def break_even_rows(subject: Subject) -> list[dict[str, Any]]:
     chosen = models(subject)
     for placement in PLACEMENTS.values():
         for student in (model for model in chosen if model.key == "student"):
-            here = total(student.tally_of(work), placement)
+            here = _per(total(student.tally_of(work), placement), work.tokens) or 0.0
             for rival in chosen:
                 if rival.key == "student" or rival.convention not in (None, student.convention):
                     continue
-                curves = [
-                    uniform_curve(work.shape, work.tokens, work.keys, placement, model.tally_of)
-                    for model in (student, rival)
-                ]
-                bands = cheaper_bands(curves[0], curves[1]) if work.tokens else []
-                ratio = _per(total(rival.tally_of(work), placement), here)
+                curve = uniform_curve(work.shape, work.tokens, work.keys, placement, student.tally_of)
+                counted = rival.tally_of(work)
+                each = _per(total(counted, placement), counted.tokens)
+                other: Callable[[float], float]
+                if rival.fixed:
+                    other = partial(_constant, (each or 0.0) * work.tokens)
+                else:
+                    other = uniform_curve(work.shape, work.tokens, work.keys, placement, rival.tally_of)
+                bands = cheaper_bands(curve, other) if work.tokens else []
+                ratio = _per(each or 0.0, here)
                 rows.append(
                     {
                         "subject": subject.name,
@@ -175,6 +199,10 @@ def break_even_rows(subject: Subject) -> list[dict[str, Any]]:
     return rows
 
 
+def _constant(value: float, rate: float) -> float:
+    return value
+
+
 def curve_rows(subject: Subject, placement: Placement) -> list[dict[str, Any]]:
     """Energy per token against a uniform rate, for the drawing."""
     work = subject.work
@@ -182,7 +210,7 @@ def curve_rows(subject: Subject, placement: Placement) -> list[dict[str, Any]]:
     if not work.tokens:
         return rows
     for model in models(subject):
-        if model.key == "teacher_fp32":
+        if model.key == "teacher_fp32" or model.fixed:
             continue
         curve = uniform_curve(work.shape, work.tokens, work.keys, placement, model.tally_of)
         rows += [
@@ -240,7 +268,8 @@ def fair_document(
         "Student, quantised twin and teacher, with memory",
         *(fact for s in subjects for fact in facts(s, placement)),
     )
-    return FairComparison((*head, *_ground(placement)), tuple(tables), "", tuple(inputs), tuple(subjects), placement)
+    ground = _ground(placement, any(subject.trained for subject in subjects))
+    return FairComparison((*head, *ground), tuple(tables), "", tuple(inputs), tuple(subjects), placement)
 
 
 def break_even_document(subject: Subject, placement: Placement, inputs: Sequence[Any] = ()) -> FairComparison:
@@ -268,9 +297,10 @@ def facts(subject: Subject, placement: Placement) -> list[str]:
     return lines
 
 
-def _ground(placement: Placement) -> tuple[str, ...]:
+def _ground(placement: Placement, trained: bool = False) -> tuple[str, ...]:
     return (
-        f"twin: {COMPUTED}",
+        f"quantised twin: {COMPUTED}",
+        *((f"trained twin: {TRAINED}",) if trained else ()),
         f"placement: {placement.name}, {placement.title}",
         *(f"per {name}: {meaning}" for name, meaning in CONVENTIONS.items()),
         "arithmetic on counts and published prices, 45 nm; no power was measured",
@@ -293,8 +323,8 @@ def fair_table(rows: Sequence[dict[str, Any]], placement: Placement) -> Table:
     smallest = min((row["energy_per_token_pj"] for row in rows if row["energy_per_token_pj"]), default=None)
     note = (
         f"Placement {placement.name}: {placement.title}. Over student: above 1 the student is cheaper. Zeros skipped: "
-        "an activation of the twin is zero where the student's neuron never fired in a token. Embedding and head are "
-        "the same dense work in student and twin. SpikeGPT: matrices alone."
+        "an activation of the computed twin is zero where the student's neuron never fired in a token. Embedding and "
+        "head are the same dense work in student and twin. SpikeGPT: matrices alone."
     )
     title = "Operations, memory and total"
     return Table("fair", title, columns, rows, note, energy_unit=unit_of("energy", smallest))

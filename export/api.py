@@ -17,6 +17,7 @@ from export.calibrate import search_clips
 from export.checkpoint import check_context, check_tokens, find_tokenizer, generation_values, text_windows, token_ids
 from export.evaluate import compare
 from export.finetune import BATCH, finish
+from export.lava.bundle import ARRAYS
 from export.lava.netx import write_netx
 from export.nir.graph import Neuron, Profile
 from export.quantize import lower, model_shape
@@ -26,6 +27,7 @@ from spikeopd.contracts import Array, Precision, is_integer
 from spikeopd.contracts.bundle import is_weight
 from spikeopd.errors import InputError
 from spikeopd.files import write_json
+from spikeopd.registry import GRADED
 from spikeopd.students import find_student, load_student, read_config
 from spikeopd.text.tokenizer import load_tokenizer
 
@@ -76,7 +78,7 @@ def export(
     student: BiSpikCLMForCausalLM | Path | str,
     output: Path | str,
     *,
-    to: Target = "nir",
+    to: Target | None = None,
     precision: Precision = "int8",
     profile: Profile = "cell",
     neuron: Neuron = "exact",
@@ -95,7 +97,8 @@ def export(
     Args:
         student: a loaded student, its folder, or the run folder around it.
         output: folder to write; an old bundle is replaced, anything else is refused.
-        to: "nir", or "lava" for arrays and a process graph.
+        to: "nir", "lava" for arrays and a process graph, or "arrays" for the integers alone, which is the only form
+            of a quantised twin; None: "nir", of a twin "arrays".
         precision: "int8" or "int4", spike-exact on every backend, or "float32", the student's own numbers.
         profile, neuron, context: form of the NIR file, see docs/export.md. context: tokens of the unrolled profile.
         tokenizer: tokenizer file or its folder; None: the student's own.
@@ -119,8 +122,11 @@ def export(
     folder = find_student(student) if isinstance(student, Path | str) else Path(student.name_or_path or ".")
     config = read_config(folder) if isinstance(student, Path | str) else student.config.to_dict()
     check_output(output)
-    if (kind := config.get("neuron", "lif")) != "lif":
+    if (kind := config.get("neuron", "lif")) not in ("lif", *GRADED):
         raise InputError(f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' alone: it cannot be exported")
+    to = to or ("arrays" if kind in GRADED else "nir")
+    if kind in GRADED:
+        _check_twin(folder, to, precision)
     context = context if context is not None else 4 if profile == "unrolled" else 1
     check_context(config, context)
     trained = is_integer(precision) and config.get("deploy_precision") == precision
@@ -186,7 +192,7 @@ def export(
         if to == "nir":
             verified["nir"] = verify_nir(lowered.model, draft, prompts[0], manifest)
         watch.stage("verify")
-        file = draft / ("model.nir" if to == "nir" else "arrays.h5")
+        file = draft / ("model.nir" if to == "nir" else ARRAYS)
         parameters = parameter_count(lowered.model)
         report = {
             "schema": REPORT_SCHEMA,
@@ -220,17 +226,27 @@ def _plain_copy(student: BiSpikCLMForCausalLM) -> BiSpikCLMForCausalLM:
     return model
 
 
+def _check_twin(folder: Path, to: Target, precision: Precision) -> None:
+    if to != "arrays":
+        raise InputError(
+            f"student {folder}: a quantised twin, whose activations are counts: no {to} neuron computes them; "
+            "export it with --to arrays"
+        )
+    if precision == "float32":
+        raise InputError(f"student {folder}: a quantised twin has integers only; drop --precision float32")
+
+
 def _check_arguments(
-    to: Target, precision: Precision, profile: Profile, neuron: Neuron, counts: dict[str, int | None]
+    to: Target | None, precision: Precision, profile: Profile, neuron: Neuron, counts: dict[str, int | None]
 ) -> None:
     """Contradictions are refused before anything slow starts."""
     if counts["context"] is not None and profile != "unrolled":
         raise InputError("--context sizes the unrolled profile; add --nir-profile unrolled or drop it")
-    if to == "lava":
+    if to in ("lava", "arrays"):
         if not is_integer(precision):
-            raise InputError("--to lava writes integers; drop --precision float32 (the NIR target has it)")
+            raise InputError(f"--to {to} writes integers; drop --precision float32 (the NIR target has it)")
         if profile != "cell" or neuron != "exact":
-            raise InputError("--nir-profile and --neuron shape a NIR file; drop them with --to lava")
+            raise InputError(f"--nir-profile and --neuron shape a NIR file; drop them with --to {to}")
     least = {"evaluation_tokens": 0, "verification_tokens": 1, "calibrate": 0, "finetune": 0, "context": 1}
     for name, value in counts.items():
         if value is not None and value < least[name]:

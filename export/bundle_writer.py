@@ -21,7 +21,7 @@ from spikeopd.contracts.bundle import MANIFEST, bundle_schema, read_manifest
 from spikeopd.errors import InputError, cannot_write
 from spikeopd.files import check_new_directory, new_directory, sha256, write_json
 
-Target = Literal["nir", "lava"]
+Target = Literal["nir", "lava", "arrays"]
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,17 @@ def check_replaceable(output: Path) -> None:
 
 def _write(model: SpikeModel, folder: Path, options: BundleOptions) -> dict[str, Any]:
     """Model file, tokenizer and a first manifest."""
+    if model.shape.graded and options.target != "arrays":
+        raise InputError(f"a quantised twin has no {options.target} form, its activations are counts; use arrays")
     if options.target == "nir":
         file, locations = _write_nir(model, folder, options)
         details: dict[str, Any] = {
             "nir": {"profile": options.profile, "neuron": options.neuron, "context": options.context}
         }
     else:
-        from export.lava.bundle import write_lava
+        from export.lava.bundle import write_arrays, write_lava
 
-        file, locations = write_lava(model, folder)
+        file, locations = (write_lava if options.target == "lava" else write_arrays)(model, folder)
         details = {}
     if options.tokenizer is not None:
         shutil.copyfile(options.tokenizer, folder / "tokenizer.json")

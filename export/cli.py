@@ -40,6 +40,9 @@ def _export(args: argparse.Namespace) -> int:
 
     if args.to == "sanafe":
         return _network(args, say)
+    from spikeopd.students import find_student, read_config
+
+    read_config(find_student(args.checkpoint))  # a wrong path need not wait for torch
     exported = export.export(
         args.checkpoint,
         args.output,
@@ -102,9 +105,9 @@ def export_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--to",
-        choices=("nir", "lava", "sanafe"),
-        default="nir",
-        help="kind of bundle (default: nir); sanafe: not a bundle but a network for that simulator (docs/sanafe.md)",
+        choices=("nir", "lava", "arrays", "sanafe"),
+        help="kind of bundle (default: nir; of a quantised twin arrays, the integers alone); sanafe: not a bundle but "
+        "a network for that simulator (docs/sanafe.md)",
     )
     parser.add_argument("--output", required=True, metavar="BUNDLE", help="folder to write; an old bundle is replaced")
     parser.add_argument(

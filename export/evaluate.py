@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from export.reference import TorchReference
+from export.verify import as_steps
 from spikeopd import quality
 from spikeopd.contracts import EMBED_SITE, Array, SpikeModel
 from spikeopd.models.bispikclm import Recorder
@@ -35,7 +36,7 @@ def compare(student: BiSpikCLMForCausalLM, lowered: SpikeModel, windows: Array) 
         agree += int((logits.argmax(-1) == lowered_logits.argmax(-1)).sum())
         predicted += len(window) - 1
         for key, spikes in recorder.spikes.items():
-            mine = spikes[:, 0].numpy() > 0
+            mine = as_steps(spikes[:, 0], student.config)
             theirs = np.stack(trace.sites[key], 1)
             equal, slots = equal + int((mine == theirs).sum()), slots + mine.size
     tokens_seen = int(windows.size)

@@ -52,9 +52,11 @@ def finish(
         given = finished(batch, use_cache=False).logits.float().log_softmax(-1)
         loss = (due.exp() * (due - given)).sum(-1).mean()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(finished.parameters(), NORM)
         optimizer.step()
         if update == 0 or (update + 1) % max(1, updates // 5) == 0:
             say(f"finish: update {update + 1} of {updates}, {loss.item():.4f} nats a token from the student")
-    return finished.eval().requires_grad_(False)
+    finished.train(False)
+    finished.requires_grad_(False)
+    return finished

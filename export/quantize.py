@@ -120,7 +120,7 @@ def lower(
     spike_model = SpikeModel(
         shape=shape,
         precision=precision,
-        decay=round(config.alpha * (1 << DECAY_BITS)),
+        decay=0 if shape.graded else round(config.alpha * (1 << DECAY_BITS)),
         embedding=embedding,
         embed_site=embed_site,
         layers=tuple(layers),

@@ -56,7 +56,8 @@ class TorchReference:
             raise InputError(f"tokens must be 0 to {shape.vocab_size - 1} and at least one")
         if len(tokens) > shape.max_position_embeddings:
             raise InputError(f"{len(tokens)} tokens do not fit the context of {shape.max_position_embeddings}")
-        h = self._embed(torch.tensor(list(tokens))).expand(shape.num_steps, -1, -1)
+        h = self._embed(torch.tensor(list(tokens)))
+        h = (h * shape.num_steps)[None] if shape.graded else h.expand(shape.num_steps, -1, -1)
         x = self._fire(-1, EMBED_SITE, h, record)
         for index, layer in enumerate(self.model.layers):
             x, h = self._block(index, layer, x, h, record)
@@ -111,12 +112,13 @@ class TorchReference:
         if self.integer:
             # A product with the power of two, where the oracle shifts.
             sums = sums.long() * (2 ** _tensor(shift).long())
-        return sums + _tensor(bias)
+        return sums + _tensor(bias) * (self.model.shape.num_steps if self.model.shape.graded else 1)
 
     def _sum(self, spikes: Tensor, weight: Array) -> Tensor:
         """Sum of the weights whose input spiked. Integer sums below 2**24 are exact in float32, in any order."""
         rows = torch.from_numpy(weight)
-        if not self.integer or 128 * weight.shape[0] < 1 << 24:
+        largest = 128 * (self.model.shape.num_steps if self.model.shape.graded else 1)
+        if not self.integer or largest * weight.shape[0] < 1 << 24:
             return spikes.float() @ rows.float()
         return spikes.long() @ rows.long()
 
@@ -127,15 +129,33 @@ class TorchReference:
         if name == "a":
             threshold = threshold[:, None, None]
             bias = self._pair_bias(bias, current.shape[-1])
+        if self.model.shape.graded:
+            return self._graded(layer, name, current, threshold, bias, record)
         fire = self._integer_steps if self.integer else self._float_steps
         spikes = fire(current, threshold, bias, site)
+        self._record(layer, name, spikes, record)
+        return spikes
+
+    def _record(self, layer: int, name: str, spikes: Tensor, record: SpikeTrace | None) -> None:
+        """spikes [T_s, token, n], or [T_s, head, query, key]."""
         if record is not None:
-            for token in range(current.shape[-2] if name == "a" else current.shape[1]):
+            for token in range(spikes.shape[-2] if name == "a" else spikes.shape[1]):
                 if name == "a":
                     record.add(layer, name, spikes[:, :, token, : token + 1].flatten(1).numpy())
                 else:
                     record.add(layer, name, spikes[:, token].numpy())
-        return spikes
+
+    def _graded(
+        self, layer: int, name: str, current: Tensor, threshold: Tensor, bias: Tensor, record: SpikeTrace | None
+    ) -> Tensor:
+        """Counts of a twin's neurons, [1, ...]: the levels that the mean current reaches, one comparison each."""
+        levels, shift = self.model.shape.num_steps, self.model.site(layer, name).shift
+        parts = levels**2 if name in ("a", "r") else levels
+        value = current.long() * 2**shift + parts * bias.long()
+        # Level k is reached at (k - 1/2) / T_s of the threshold.
+        reached = [2 * levels * value >= (2 * k - 1) * parts * threshold.long() for k in range(1, levels + 1)]
+        self._record(layer, name, torch.cat(reached), record)
+        return torch.stack(reached).sum(0)
 
     def _pair_bias(self, bias: Tensor, tokens: int) -> Tensor:
         """Biases of the attention map [head, query, key]: one per head, or one per head and distance i - j."""

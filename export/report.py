@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def parameter_count(model: SpikeModel) -> int:
     shape = model.shape
     d, heads, width = shape.hidden_size, shape.num_attention_heads, shape.word_embed_proj_dim
     weights = sum((c.fan_in or 0) * (c.fan_out or 0) + (c.fan_out or 0) for c in projections(shape))
-    if shape.paper_block:  # one threshold per head at a and r
+    if replace(shape, neuron="lif").paper_block:  # one threshold per head at a and r
         neurons, embed = 2 * heads, 0
     else:  # threshold and bias per neuron at r, x, h, embed; thresholds and distance biases per head at a
         neurons, embed = heads * (1 + shape.distances) + 6 * d, 2 * d
@@ -44,6 +45,8 @@ def support(target: str, neuron: str, profile: str, precision: str) -> list[dict
         ("bundle read by load_bundle", "exact", "same arrays, same spikes; verified above"),
         ("embedding and head", "host", "arrays in the file; the head's LayerNorm is no neuron and no NIR node"),
     ]
+    if target == "arrays":
+        return _rows([*rows, ("block", "exact", "arrays in the file; docs/formats.md says what they mean")])
     if target == "lava":
         rows += [
             ("projections, neurons, residual", "exact", "processes of neuro_sim.lava in graph.json"),

@@ -85,6 +85,13 @@ def export_network(
 
 
 def _load(folder: Path) -> SpikeModel:
+    model = _read(folder)
+    if model.shape.graded:
+        raise InputError(f"{folder}: a quantised twin has no spikes for a simulated chip: its activations are counts")
+    return model
+
+
+def _read(folder: Path) -> SpikeModel:
     if (folder / MANIFEST).is_file():
         return load_bundle(folder)
     from export.quantize import lower

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from export.reference import TorchReference
-from neuro_sim.dense import DenseDecoder
+from neuro_sim.graded import oracle, unary
 from spikeopd.contracts import Array, SpikeModel, SpikeTrace, equal_share, first_difference, is_integer
 from spikeopd.contracts.bundle import load_bundle, model_arrays
 from spikeopd.errors import CheckFailed
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
 
 Run = tuple[Array, SpikeTrace]  # logits [token, vocab] and spikes of one prompt
 
@@ -27,12 +28,20 @@ def run_student(student: BiSpikCLMForCausalLM, prompts: Sequence[Sequence[int]])
         recorder, trace = Recorder(), SpikeTrace(tokens=list(prompt))
         logits = student(torch.tensor([list(prompt)]), use_cache=False, recorder=recorder).logits[0]
         for (layer, site), spikes in recorder.spikes.items():
-            fired = spikes[:, 0].numpy() > 0  # [T_s, token, n], of the map [T_s, head, query, key]
+            fired = as_steps(spikes[:, 0], student.config)  # [T_s, token, n], of the map [T_s, head, query, key]
             for place in range(len(prompt)):
                 pairs = fired[:, :, place, : place + 1].reshape(len(fired), -1) if site == "a" else fired[:, place]
                 trace.add(layer, site, pairs)
         found.append((logits.double().numpy(), trace))
     return found
+
+
+def as_steps(spikes: Tensor, config: BiSpikCLMConfig) -> Array:
+    """Recorded spikes as bool [T_s, ...]; a twin's counts as so many of T_s steps, as a trace holds them."""
+    if not config.graded:
+        return np.asarray(spikes.numpy() > 0)
+    counts = (spikes[0] * config.num_steps).round().numpy()
+    return unary(counts.reshape(-1), config.num_steps).reshape(-1, *counts.shape)
 
 
 def verify_bundle(
@@ -51,15 +60,15 @@ def verify_bundle(
     reread = load_bundle(folder)
     differences = _array_differences(model, reread)
     reference = TorchReference(model)
-    oracle = DenseDecoder(reread)
+    decoder = oracle(reread)
     sites = spikes = 0
     shares: list[float] = []
     for number, prompt in enumerate(prompts):
         want_logits, want = reference.run(list(prompt))
         got = SpikeTrace()
-        oracle.trace = got
-        oracle.reset()
-        got_logits = np.stack([oracle.step(int(token))[0] for token in prompt])
+        decoder.trace = got
+        decoder.reset()
+        got_logits = np.stack([decoder.step(int(token))[0] for token in prompt])
         sites = len(want.sites)
         spikes += sum(array.size for arrays in want.sites.values() for array in arrays)
         shares += equal_share(want, got).values()

@@ -176,8 +176,8 @@ class Generation:
 
 def plain_model(decoder: Any) -> SpikeModel:
     """A decoder's model as every backend reads it; the event engine keeps weights of 4 bits in a form of its own."""
-    plain: SpikeModel | None = getattr(decoder, "plain_model", None)
-    return decoder.model if plain is None else plain
+    model: SpikeModel = getattr(decoder, "plain_model", None) or decoder.model
+    return model
 
 
 def other_backend(backend: str, precision: Precision) -> str:

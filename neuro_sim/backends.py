@@ -82,9 +82,9 @@ def sanafe(model: SpikeModel, running: Running) -> Decoder:
 
 
 def dense(model: SpikeModel, running: Running) -> Decoder:
-    from neuro_sim.dense import DenseDecoder
+    from neuro_sim.graded import oracle
 
-    return DenseDecoder(model)
+    return oracle(model)
 
 
 def pick_backend(
@@ -92,10 +92,16 @@ def pick_backend(
 ) -> tuple[str, str]:
     """(name, why it is not the one that was asked for) for a bundle with arrays of precision `stored`."""
     reason = ""
-    if backend is None:
+    if backend is None and shape.graded:
+        backend, reason = "dense", "the bundle is a quantised twin, which no other backend runs"
+    elif backend is None:
         backend, reason = _default_backend(shape)
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is not known; choose one of {', '.join(BACKENDS)}")
+    if shape.graded and backend != "dense":
+        from neuro_sim.graded import refuse_graded
+
+        refuse_graded(backend)
     if precision in ("int8", "int4") and stored != precision:
         raise ConfigError(
             f"--precision {precision} needs an integer bundle with such weights, this one holds {stored}; drop the "

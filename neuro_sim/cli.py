@@ -18,6 +18,7 @@ from spikeopd.errors import (
     check_writable,
     run_command,
     say,
+    short,
 )
 
 if TYPE_CHECKING:
@@ -254,16 +255,17 @@ def _read_prompts(args: argparse.Namespace, text: Text) -> list[list[int]]:
 
 def _lines(text: str, file: str) -> list[str]:
     """The prompts of a file with one on each line, plain or as objects; empty lines are none."""
-    import json
+    from spikeopd.files import parse_json
 
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         prompt: Any = line
         if line.startswith("{"):
             try:
-                prompt = json.loads(line).get("prompt")
+                prompt = parse_json(line).get("prompt")
             except ValueError as error:
-                raise InputError(f"--prompts {file}: line {number} begins like JSON and is none ({error})") from None
+                reason = short(error)
+                raise InputError(f"--prompts {file}: line {number} begins like JSON and is none ({reason})") from None
             if not isinstance(prompt, str):
                 raise InputError(f'--prompts {file}: line {number} has no text under "prompt"')
         if line.strip():

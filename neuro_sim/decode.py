@@ -71,6 +71,7 @@ class Result:
     per_token: dict[str, list[Any]]
     seconds: dict[str, float]
     complete: bool = False
+    graded: bool = False  # of a quantised twin, whose synapses multiply
     chip: dict[str, Any] | None = None  # what a backend that simulates a chip measured
 
     @property
@@ -196,12 +197,13 @@ class Loop:
             phases={phase: Activity.zeros(shape) for phase in PHASES},
             per_token={name: [] for name in columns},
             seconds=dict.fromkeys(PHASES, 0.0),
+            graded=shape.graded,
         )
         if begin := getattr(decoder, "begin", None):  # some backends are built for a length
             begin(max(map(len, prompts)) + max(0, sampling.max_new_tokens - 1))
         self.random = generators(prompts, sampling.seed)
         # Query spikes per sequence and phase: what unmasked attention costs is known only when the length is.
-        self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.num_steps), np.int64)
+        self.queries = np.zeros((len(prompts), len(PHASES), shape.num_hidden_layers, shape.steps), np.int64)
 
     def events(self, interruption: Interruption | None = None) -> Events:
         interruption = interruption or Interruption()

@@ -51,7 +51,7 @@ class DenseDecoder:
         activity = Activity.zeros(shape)
         activity.tokens = 1
         current = model.embedding.current(token, self.position)
-        residual = np.repeat(current[None].astype(self._wide), shape.num_steps, 0)  # h, [T_s, d]
+        residual = self._start(current)
         spikes = self._fire(activity, -1, EMBED_SITE, residual)
         for index, layer in enumerate(model.layers):
             spikes, residual = self._block(activity, index, layer, spikes, residual)
@@ -66,6 +66,14 @@ class DenseDecoder:
         if self.trace is not None:
             self.trace.tokens.append(token)
         return logits, activity
+
+    def _start(self, current: Array) -> Array:
+        """h before the first block, [T_s, d]."""
+        return np.repeat(current[None].astype(self._wide), self.model.shape.num_steps, 0)
+
+    def _bias(self, bias: Array) -> Array:
+        """What a current write adds to h beside its sums."""
+        return bias
 
     def close(self) -> None:
         """Nothing to end; every decoder has it."""
@@ -135,7 +143,7 @@ class DenseDecoder:
         shift, bias = (layer.shift_o, layer.bias_o) if site == "o" else (layer.shift_y, layer.bias_y)
         assert bias is not None
         # In float precision the sublayer's own sum comes first, as in the student that was trained.
-        return np.asarray(h + ((sums if shift is None else sums << shift) + bias))
+        return np.asarray(h + ((sums if shift is None else sums << shift) + self._bias(bias)))
 
     def _add_gain(self, activity: Activity, layer: int, residual: Array, spikes: Array, gain: Array) -> Array:
         activity.sops["residual"][layer] += spikes.sum(-1)

@@ -28,7 +28,7 @@ def status_line(result: Result) -> str:
         speed = f"{s['tokens_per_second']:.1f} tok/s" + (f" ({prompt})" if prompt else "")
     made = f"{s['generated_tokens']:.0f} new token" + ("" if s["generated_tokens"] == 1 else "s")
     return (
-        f"{made}  {speed}  {s['sops_per_token'] / 1e6:.3f} M SOPs/token  "
+        f"{made}  {speed}  {s['sops_per_token'] / 1e6:.3f} M {'MACs' if result.graded else 'SOPs'}/token  "
         f"{energy(s['pj_per_token'])}/token  rate {s['firing_rate']:.3f}"
     )
 

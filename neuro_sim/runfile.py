@@ -94,7 +94,7 @@ def summary(result: Result) -> dict[str, float]:
         "tokens_per_second": _ratio(fed["generation"], result.seconds["generation"]),
         "sops_per_token": sops / tokens,
         "macs_per_token": macs / tokens,
-        "pj_per_token": (APPENDIX_E_PJ["ac"] * sops + APPENDIX_E_PJ["mac"] * macs) / tokens,
+        "pj_per_token": (APPENDIX_E_PJ["mac" if result.graded else "ac"] * sops + APPENDIX_E_PJ["mac"] * macs) / tokens,
         "firing_rate": _ratio(spikes, cells),
         "map_rate": _ratio(int(activity.spikes["a"].sum()), int(activity.cells["a"].sum())),
         "saturations": saturations(activity),

@@ -199,7 +199,11 @@ def _check_options(path: Path, groups: list[dict[str, Any]], optimizer: torch.op
     if len(groups) != len(optimizer.param_groups):
         raise InputError(f"checkpoint {path} does not fit: {len(groups)} groups of parameters")
     for stored, own in zip(groups, optimizer.param_groups, strict=True):
-        for name in ("betas", "eps", "weight_decay"):
+        if odd := sorted((stored.keys() ^ own.keys()) - {"params", "initial_lr"}):
+            raise InputError(f"checkpoint {path} does not fit: only one optimizer has {short(odd[0])}")
+        if type(stored["lr"]) not in (int, float):
+            raise InputError(f"checkpoint {path} does not fit: lr is {short(repr(stored['lr']))}")
+        for name in own.keys() - {"params", "lr", "initial_lr"}:
             due = list(own[name]) if isinstance(own[name], tuple) else own[name]
             if stored[name] != due:
                 raise InputError(f"checkpoint {path} does not fit: {name} is {short(stored[name])}, the run has {due}")

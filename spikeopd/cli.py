@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import spikeopd
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     commands = {
-        "teacher": _teacher,
         "prepare": _prepare,
+        "teacher": _teacher,
         "tokenizer": _tokenizer,
         "corpus": _corpus,
         "vocabulary": _vocabulary,
@@ -91,9 +92,7 @@ def _train(words: list[str]) -> int:
         print("\n".join(_names(arguments.list)))
         return 0
     if arguments.explain is not None:
-        from spikeopd.config import explain
-
-        print(explain(arguments.explain or None))
+        print(_explain(arguments.explain or None, arguments.config if "--config" in words else None))
         return 0
     if arguments.suggest is not None:
         return _suggest(arguments.suggest, arguments.output, arguments.overrides)
@@ -108,10 +107,33 @@ def _train(words: list[str]) -> int:
         return 0
     if not arguments.output:
         raise ConfigError("--output DIR is needed: the folder this run is written to")
+    from spikeopd.paths import check_paths
+
+    check_paths(config, Path(arguments.output), arguments.resume)  # these neither
     run = spikeopd.train(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
     if run.main:
         _show(run.summary, arguments.json)
     return 0
+
+
+def _explain(key: str | None, recipe: str | None) -> str:
+    """Options with their defaults, and behind each the value of a recipe that changes it."""
+    from spikeopd.config import config_to_dict, explain
+
+    text = explain(key)
+    if recipe is None:
+        return text
+    values = config_to_dict(spikeopd.load_config(recipe))
+    lines = []
+    for line in text.splitlines():
+        name, equals, default = line.partition(" = ")
+        section, dot, option = name.partition(".")
+        if equals and dot and option in values.get(section, {}):
+            value = values[section][option]
+            if not default.startswith(f"{value}:"):
+                line += f" ({Path(recipe).stem}: {value})"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:

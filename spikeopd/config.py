@@ -18,7 +18,7 @@ from spikeopd import options
 from spikeopd.errors import ConfigError, say, short
 from spikeopd.files import read_text
 from spikeopd.options import opt
-from spikeopd.registry import DIVERGENCES, METHODS, NEURONS
+from spikeopd.registry import DIVERGENCES, GRADED, METHODS, NEURONS
 
 Overrides = Sequence[str] | Mapping[str, Any]  # ["stage1.updates=50"] as typed, or {"stage1.updates": 50}
 
@@ -70,6 +70,7 @@ ADAM = "PyTorch's default; the paper says Adam and no more"
 NOT_STATED = "not stated by the paper"
 PRESET = "the preset when null"
 BLOCK = "the block when null"
+SPARSITY = "docs/energy.md, sparsity as a dial"
 
 
 @dataclass(frozen=True)
@@ -191,12 +192,28 @@ class Stage1Config:
     gamma_feat: float = opt(
         0.5, "SFA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
     )
+    rate_target: tuple[float, ...] = opt(
+        (),
+        "firing rate drawn down to this: one of the whole network, or one for each layer; empty is off",
+        SPARSITY,
+        above=0.0,
+        at_most=1.0,
+    )
+    rate_coef: float = opt(30.0, "weight of rate_target's term", SPARSITY, at_least=0.0)
+    rate_warmup: float = opt(
+        0.5, "share of the updates over which rate_target falls from 1 to its value", SPARSITY, at_least=0, at_most=1
+    )
     deploy_updates: int = opt(
         0, "last updates that run the deployable integers' forward pass; Stage 2 then stays in it", at_least=0
     )
     checkpoint_updates: tuple[int, ...] = opt(
         (), "also keep the student after these updates", "1k/2k/4k: initialisation study"
     )
+
+    @property
+    def internals(self) -> bool:
+        """Whether a target compares with the teacher's layers and attention maps; its logits alone cost less."""
+        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat))
 
 
 @dataclass(frozen=True)
@@ -223,6 +240,17 @@ class Stage2Config:
     rate_max: float = opt(0.58, "highest firing rate without penalty", STAGE2, at_least=0.0, at_most=1.0)
     rho: float = opt(1.0, "pull of each rate to the reference's", STAGE2, at_least=0.0)
     rate_scope: Literal["all", "output"] = opt("all", "neurons that count for a layer's rate", "paper Eq. app_rate")
+    rate_target: tuple[float, ...] = opt(
+        (),
+        "firing rate drawn down to this: one of the whole network, or one for each layer; empty is off",
+        SPARSITY,
+        above=0.0,
+        at_most=1.0,
+    )
+    rate_coef: float = opt(30.0, "weight of rate_target's term", SPARSITY, at_least=0.0)
+    rate_warmup: float = opt(
+        0.5, "share of the updates over which rate_target falls from 1 to its value", SPARSITY, at_least=0, at_most=1
+    )
     max_grad_norm: float | None = opt(
         None, "global gradient-norm clip; null is none", "paper Table opd_multiseed", above=0.0
     )
@@ -502,8 +530,10 @@ def _check_deploy(config: Config) -> list[str]:
             "stage1.deploy_updates: needs model.readout=residual and model.word_embed_proj_dim = model.hidden_size; "
             "set stage1.deploy_updates=0"
         )
-    if model.neuron != "lif":
+    if model.neuron not in ("lif", *GRADED):
         found.append("stage1.deploy_updates: only model.neuron=lif has integers; set stage1.deploy_updates=0")
+    if model.neuron in GRADED and model.num_steps & (model.num_steps - 1):
+        found.append("stage1.deploy_updates: a quantised twin has integers for model.num_steps 1, 2, 4, 8, ... only")
     if config.train.precision != "fp32":
         found.append(
             "stage1.deploy_updates: the integers are exact in float32 only; set train.precision=fp32 or "
@@ -557,6 +587,19 @@ def _check_divergence(config: Config) -> list[str]:
     return [f"stage2.divergence: {chosen} has no part in stage2.method={method}; leave it out"]
 
 
+def _check_rate_targets(config: Config) -> list[str]:
+    layers, method, found = config.model.num_hidden_layers or 0, config.stage2.method, []
+    for stage, section in (("1", config.stage1), ("2", config.stage2)):
+        count = len(section.rate_target)
+        if config.train.stage in (stage, "both") and count not in (0, 1, layers):
+            found.append(
+                f"stage{stage}.rate_target: {count} rates for {layers} layers; give one, or one for each layer"
+            )
+    if config.train.stage != "1" and config.stage2.rate_target and "stage2.rate_target" not in METHODS[method].reads:
+        found.append(f"stage2.rate_target: has no part in stage2.method={method}; leave it out")
+    return found
+
+
 def _check_start(config: Config) -> list[str]:
     start = config.stage2.model_name_or_path
     if config.train.stage == "2" and start is None:
@@ -599,6 +642,10 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (_check_rates, "stage2.rate_min stage2.rate_max"),
     (_check_spike_layers, "model.preset model.num_hidden_layers stage2.spike_layers stage2.spike_coef train.stage"),
     (_check_divergence, "stage2.method stage2.divergence"),
+    (
+        _check_rate_targets,
+        "model.preset model.num_hidden_layers stage1.rate_target stage2.rate_target stage2.method train.stage",
+    ),
     (_check_start, "stage2.model_name_or_path train.stage"),
     (_check_streams, "data.source data.prompt_source data.max_tokens"),
 )

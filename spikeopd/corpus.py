@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from spikeopd.errors import ConfigError, InputError
-from spikeopd.files import read_json, write_json, write_text
+from spikeopd.errors import ConfigError, InputError, short
+from spikeopd.files import parse_json, read_json, write_json, write_text
 from spikeopd.models.teacher import fingerprint, load_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.sampling import LARGEST_SEED, row_generators_from
@@ -99,7 +99,12 @@ def sample_corpus(
                 bar.advance(rows, **({"tokens/s": made / seconds} if made else {}))
         text = "".join(part.read_text("utf-8") for part in found)
         write_text(folder / CORPUS, text)
-        lines = [json.loads(line) for line in text.splitlines()]
+        try:
+            lines = [dict(parse_json(line)) for line in text.splitlines()]
+            if not all({"complete", "tokens"} <= line.keys() for line in lines):
+                raise ValueError("a line says nothing of its tokens")
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{folder / PARTS}: damaged ({short(error)}); remove it to sample again") from error
         summary = {
             "corpus": str(folder / CORPUS),
             "documents": len(lines),
@@ -155,7 +160,8 @@ def sample_batch(
     lengths = torch.full((rows,), limit)
     active = torch.arange(rows)  # the document that each row of the cache belongs to
     ended = torch.zeros(rows, dtype=torch.bool)  # of these rows
-    cache = Cache(layers=[Preallocated(limit) for _ in range(model.config.get_text_config().num_hidden_layers)])
+    layers = [Preallocated(limit) for _ in range(model.config.get_text_config().num_hidden_layers)]
+    cache = Cache(layers=[*layers])
     base, head = model.get_decoder(), model.get_output_embeddings()
     for place in range(1, limit):
         features = base(ids[active, place - 1 : place], past_key_values=cache, use_cache=True).last_hidden_state
@@ -169,8 +175,8 @@ def sample_batch(
             break
         if ended.sum() * SHRINK >= len(ended):
             keep = (~ended).nonzero().flatten()
-            for layer in cache.layers:
-                layer.keep(keep)  # type: ignore[attr-defined]  # ours
+            for layer in layers:
+                layer.keep(keep)
             active, ended = active[keep], ended[keep]
     complete = lengths < limit
     for row, length, whole in zip(ids.tolist(), lengths.tolist(), complete.tolist(), strict=True):
@@ -208,11 +214,13 @@ class Preallocated(DynamicLayer):
             rows, heads, _length, width = key_states.shape
             self.keys = key_states.new_empty(rows, heads, self.limit, width)
             self.values = value_states.new_empty(rows, heads, self.limit, value_states.shape[-1])
+        keys, values = self.keys, self.values
+        assert keys is not None and values is not None
         end = self.filled + key_states.shape[2]
-        self.keys[:, :, self.filled : end] = key_states
-        self.values[:, :, self.filled : end] = value_states
+        keys[:, :, self.filled : end] = key_states
+        values[:, :, self.filled : end] = value_states
         self.filled = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return keys[:, :, :end], values[:, :, :end]
 
     def get_seq_length(self) -> int:
         return self.filled

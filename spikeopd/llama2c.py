@@ -25,7 +25,8 @@ HEADER = struct.Struct("<7i")
 NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "vocab_size", "max_position_embeddings")  # fmt: skip
 LIMITS = (1 << 16, 1 << 18, 1 << 10, 1 << 10, 1 << 10, 1 << 20, 1 << 20)
-LONGEST = 1024  # bytes of a token
+LONGEST = 256  # bytes of a token
+REST = 8 << 20  # bytes of all tokens
 
 
 def convert_llama2c(model: str | Path, output: str | Path, tokenizer: str | Path | None = None) -> dict[str, Any]:
@@ -37,17 +38,20 @@ def convert_llama2c(model: str | Path, output: str | Path, tokenizer: str | Path
     if tokenizer is not None:
         try:
             regular_size(Path(tokenizer))
-            rest = Path(tokenizer).read_bytes()
+            with open(tokenizer, "rb") as file:
+                rest = file.read(REST + 1)
         except (OSError, ValueError) as error:
             raise InputError(f"llama2c: {tokenizer}: {error}") from error
+    if len(rest) > REST:
+        raise InputError(f"llama2c: {tokenizer or path}: more than {REST} bytes of tokens")
     if not rest:
         raise InputError(f"llama2c: {path} ends with its weights; give the tokenizer: --tokenizer tokenizer.bin")
     pieces = _pieces(rest, sizes["vocab_size"], str(tokenizer or path))
-    config = LlamaConfig(
-        **sizes, rms_norm_eps=1e-5, tie_word_embeddings=not separate_head, bos_token_id=1, eos_token_id=2,
-        pad_token_id=None, attention_bias=False, mlp_bias=False,
-    )  # fmt: skip
-    llama = LlamaForCausalLM(config)
+    named: dict[str, Any] = {
+        **sizes, "rms_norm_eps": 1e-5, "tie_word_embeddings": not separate_head, "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": None, "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+    llama = LlamaForCausalLM(LlamaConfig(**named))
     llama.load_state_dict(weights, strict=separate_head)
     llama.tie_weights()
     with new_directory(output) as folder:
@@ -66,7 +70,7 @@ def _read(path: Path) -> tuple[dict[str, int], bool, np.ndarray]:
         size = regular_size(path)
         if size < HEADER.size:
             raise ValueError("too short for a header")
-        data = np.fromfile(path, np.uint8)
+        data = np.memmap(path, np.uint8, "r")  # a file of holes takes no memory
     except (OSError, ValueError) as error:
         raise InputError(f"llama2c: {path}: {error}") from error
     values = HEADER.unpack(data[: HEADER.size].tobytes())
@@ -77,6 +81,7 @@ def _read(path: Path) -> tuple[dict[str, int], bool, np.ndarray]:
         not fits
         or found["hidden_size"] % found["num_attention_heads"]
         or (found["num_attention_heads"] % found["num_key_value_heads"])
+        or found["hidden_size"] // found["num_attention_heads"] % 2  # pairs are rotated
     ):
         raise InputError(f"llama2c: {path}: not a model file of llama2.c (version 0); its header says {found}")
     return found, separate, data
@@ -117,7 +122,7 @@ def _weights(
     take(2, sizes["max_position_embeddings"], width // 2)  # cosines and sines, which Hugging Face computes
     if separate_head:
         state["lm_head.weight"] = take(vocabulary, d)
-    return state, data[place:].tobytes()
+    return state, data[place : place + REST + 1].tobytes()
 
 
 def _half_rotation(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -127,7 +132,8 @@ def _half_rotation(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 def _pieces(data: bytes, count: int, where: str) -> list[tuple[bytes, float]]:
     """(bytes, score) of every token."""
-    place, found = 4, []
+    found: list[tuple[bytes, float]] = []
+    place = 4
     for _ in range(count):
         if place + 8 > len(data):
             raise InputError(f"llama2c: {where}: {len(found)} tokens where the model has {count}")

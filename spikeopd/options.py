@@ -67,7 +67,7 @@ class Option:
         if self.choices:
             words = "one of " + ", ".join(self.choices)
         elif get_origin(self.bare_type) is tuple:
-            words = "a list of whole numbers"
+            words = "a list of " + ("numbers" if float in get_args(self.bare_type) else "whole numbers")
         else:
             words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[self.bare_type]
         limits = [f"at least {show(self.at_least)}"] if self.at_least is not None else []
@@ -213,7 +213,8 @@ def _convert(value: Any, option: Option) -> Any:
     kind = option.bare_type
     if get_origin(kind) is tuple:
         parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_whole(part) for part in parts if part != "")
+        read = _number if float in get_args(kind) else _whole
+        return tuple(_within(read(part), option) for part in parts if part != "")
     if kind is bool:
         words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
         result: Any = (
@@ -229,13 +230,16 @@ def _convert(value: Any, option: Option) -> Any:
         if option.choices and result not in option.choices or not result:
             raise ValueError
         return result
-    result = _whole(value) if kind is int else _number(value)
+    return _within(_whole(value) if kind is int else _number(value), option)
+
+
+def _within(value: float, option: Option) -> float:
     below = (
-        option.at_least is not None and result < option.at_least or option.above is not None and result <= option.above
+        option.at_least is not None and value < option.at_least or option.above is not None and value <= option.above
     )
-    if below or option.at_most is not None and result > option.at_most:
+    if below or option.at_most is not None and value > option.at_most:
         raise ValueError
-    return result
+    return value
 
 
 def _whole(value: Any) -> int:

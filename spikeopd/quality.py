@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spikeopd.contracts import EMBED_SITE
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -126,18 +128,18 @@ def layer_neurons(config: PreTrainedConfig, rate_scope: str) -> int:
 
 
 def rate_slots(config: PreTrainedConfig, rate_scope: str, positions: int = 1) -> int:
-    """Places for a spike in one layer, positions x T_s x N_l: a layer's rate is its spikes over this."""
-    slots: int = positions * config.num_steps * layer_neurons(config, rate_scope)
+    """Places for a spike in one layer, positions x steps x N_l: a layer's rate is its spikes over this."""
+    slots: int = positions * config.steps * layer_neurons(config, rate_scope)
     return slots
 
 
 def layer_spikes(recorder: Recorder, layers: tuple[int, ...], rate_scope: str) -> Tensor:
-    """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are."""
+    """Sum of spikes of each layer, [layers], in the graph if the recorder's spikes are. Layer -1: the embedding's."""
     import torch
 
     def of(layer: int) -> Tensor:
         # Counted in float32: bfloat16 stops counting at 256.
-        sites = [site for site in RATE_SITES[rate_scope] if (layer, site) in recorder.spikes]
+        sites = [site for site in (EMBED_SITE, *RATE_SITES[rate_scope]) if (layer, site) in recorder.spikes]
         first, *others = (recorder.spikes[layer, site].sum(dtype=torch.float32) for site in sites)
         return sum(others, first)
 

@@ -18,7 +18,12 @@ def load(target: str) -> Any:
 
 
 # (current [time, ...], threshold, alpha, xi) -> spikes [time, ...]
-NEURONS: dict[str, str] = {"lif": "spikeopd.models.neurons:lif"}
+NEURONS: dict[str, str] = {
+    "lif": "spikeopd.models.neurons:lif",
+    "quantised": "spikeopd.models.quantised:quantised",
+}
+# Neurons that take one step and give a share k / T_s, k = 0 .. T_s, instead of T_s spikes; they also take `levels`.
+GRADED = frozenset({"quantised"})
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Method:
 
 
 _CONTROLS = "spikeopd.methods.baselines"
-_DIVERGENCE = ("stage2.divergence", "stage2.jsd_beta")
+_RATE = "stage2.rate_target"
+_DIVERGENCE = ("stage2.divergence", "stage2.jsd_beta", _RATE)
 METHODS: dict[str, Method] = {
     "spikeopd": Method("spikeopd.methods.opd:run", "on-policy distillation with reference and spike loss", _DIVERGENCE),
     "vanilla_opd": Method(f"{_CONTROLS}.teacher_only:vanilla", "the teacher's divergence alone", _DIVERGENCE),
@@ -70,14 +76,14 @@ METHODS: dict[str, Method] = {
     "eopd": Method(
         f"{_CONTROLS}.eopd:run",
         "the teacher's entropy chooses the divergence",
-        ("stage2.entropy_quantile", "stage2.teacher_top_k"),
+        ("stage2.entropy_quantile", "stage2.teacher_top_k", _RATE),
     ),
     "lightning_opd": Method(
         f"{_CONTROLS}.lightning_opd:run",
         "a fixed buffer of the checkpoint's rollouts",
-        (*_DIVERGENCE, "stage2.buffer_gib"),
+        ("stage2.divergence", "stage2.jsd_beta", "stage2.buffer_gib"),
     ),
     "oprd": Method(f"{_CONTROLS}.oprd:run", "hidden states", ("stage2.calibration_batches",), internals=True),
-    "gkd": Method(f"{_CONTROLS}.teacher_only:gkd", "generalised Jensen-Shannon divergence", ("stage2.jsd_beta",)),
-    "reverse_kl": Method(f"{_CONTROLS}.teacher_only:reverse_kl", "reverse KL to the teacher"),
+    "gkd": Method(f"{_CONTROLS}.teacher_only:gkd", "generalised Jensen-Shannon divergence", ("stage2.jsd_beta", _RATE)),
+    "reverse_kl": Method(f"{_CONTROLS}.teacher_only:reverse_kl", "reverse KL to the teacher", (_RATE,)),
 }

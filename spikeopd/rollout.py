@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from spikeopd import sampling
+from spikeopd.contracts import EMBED_SITE
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.quality import RATE_SITES, layer_spikes
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """sequences [batch, prompt + K]; spikes [layers]: spikes of the layers asked for, summed over the K positions."""
+    """sequences [batch, prompt + K]; spikes [layers]: spikes of the layers asked for, summed over the K positions
+    (layer -1: the embedding's).
+    """
 
     sequences: Tensor
     spikes: Tensor
@@ -53,7 +56,7 @@ def rollout(
     spikes = torch.zeros(len(layers), device=prompts.device)
     tokens, past, sequence = prompts, None, [prompts]
     for t in range(uniform.shape[1]):
-        recorder = Recorder(RATE_SITES[rate_scope], layers, tokens=slice(-1, None)) if layers else None
+        recorder = Recorder((EMBED_SITE, *RATE_SITES[rate_scope]), layers, tokens=slice(-1, None)) if layers else None
         output = student(tokens, past_key_values=past, use_cache=True, logits_to_keep=1, recorder=recorder)
         past = output.past_key_values
         if recorder is not None:

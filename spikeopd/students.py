@@ -123,7 +123,7 @@ def check_sizes(folder: Path, config: Mapping[str, Any], where: str) -> None:
         try:
             with safe_open(folder / name, "numpy") as file:
                 stored += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:  # the last one of a file of holes
             raise InputError(f"{where}: {name} is corrupt ({short(error)}); fetch it again") from error
     inner = config.get("text_config")
     sizes = {**config, **(inner if isinstance(inner, dict) else {})}

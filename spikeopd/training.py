@@ -32,6 +32,7 @@ from spikeopd.methods import spad
 from spikeopd.methods.pretrain import PretrainOptions, pretrain
 from spikeopd.methods.setup import Setup, build, make_accelerator, token_data
 from spikeopd.models.teacher import freeze
+from spikeopd.paths import check_paths
 from spikeopd.runlog import RunLog, environment, read_metrics
 from spikeopd.students import no_bars
 from spikeopd.text.tokenizer import load_tokenizer
@@ -80,8 +81,7 @@ def train(
     folder = Path(output)
     if resume and check:
         _same_config(config, folder)
-    elif not resume and (folder / "config.yaml").exists():
-        raise InputError(f"{folder} already holds a run; continue it with --resume, or give another --output")
+    check_paths(config, folder, resume)
     no_bars()
     accelerator = make_accelerator(config.train)
     main = accelerator.is_main_process

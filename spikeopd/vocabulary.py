@@ -59,18 +59,19 @@ def cut_vocabulary(
     content = parse_json(old.backend.to_str())
     content, kept = cut(content, used, teacher, multiple)
     new = Tokenizer(Backend.from_str(_dump(content)), old.roles, str(output), old.framing)
-    held_out = list(itertools.islice(text.documents("validation"), documents))
+    limit = int(getattr(model.config, "max_position_embeddings", 0) or 1024)
+    fitting = (t for t in text.documents("validation") if all(2 <= len(frame(r, t)) <= limit for r in (old, new)))
+    held_out = list(itertools.islice(fitting, documents))
     before = score(model, old, held_out)
     keep_rows(model, kept)
     after = score(model, new, held_out)
+    table: Any = model.get_input_embeddings()
+    width = table.weight.shape[1]
     report = {
         "teacher": teacher,
         "source": source,
         "entries": {"before": old.vocab_size, "used": len(used), "after": len(kept)},
-        "table_parameters": {
-            "before": old.vocab_size * model.get_input_embeddings().weight.shape[1],  # type: ignore[union-attr]
-            "after": len(kept) * model.get_input_embeddings().weight.shape[1],  # type: ignore[union-attr]
-        },
+        "table_parameters": {"before": old.vocab_size * width, "after": len(kept) * width},
         "training_tokens": sum(counts.values()),
         "held_out": {"documents": len(held_out), "before": before, "after": after},
     }
@@ -129,21 +130,20 @@ def keep_rows(model: PreTrainedModel, kept: list[int]) -> None:
                 setattr(config, f"{role}_token_id", [place[token] for token in old if token in place])
 
 
+def frame(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A document's tokens after its begin token."""
+    return [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False)]
+
+
 @torch.no_grad()
 def score(model: PreTrainedModel, tokenizer: Tokenizer, documents: list[str]) -> dict[str, float]:
-    """Tokens, perplexity per token and bits per character of documents, each after its begin token and cut at what
-    the teacher reads.
-    """
-    limit = int(getattr(model.config, "max_position_embeddings", 0) or 1024)
+    """Tokens, perplexity per token and bits per character of documents, each after its begin token."""
     total, tokens, characters = 0.0, 0, 0
     for text in documents:
-        ids = [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False)]
-        if len(ids) > limit or len(ids) < 2:  # a cut document would have other characters in each vocabulary
-            continue
-        row = torch.tensor([ids])
+        row = torch.tensor([frame(tokenizer, text)])
         logits: Tensor = model(row, use_cache=False).logits[0, :-1].float()
         total += float(nn.functional.cross_entropy(logits, row[0, 1:], reduction="sum"))
-        tokens, characters = tokens + len(ids) - 1, characters + len(text)
+        tokens, characters = tokens + row.shape[1] - 1, characters + len(text)
     if not tokens:
         return {"tokens": 0}
     return {

@@ -212,6 +212,15 @@ def _teacher(folder: Path) -> None:
     shutil.copy(str(resources.files("spikeopd") / "assets" / "tiny" / "config.json"), folder / "config.json")
 
 
+def _request(folder: Path) -> None:
+    _tokenizer(folder)
+    body = {"model": "m", "prompt": [[1, 2], "text"], "echo": True, "n": 2, "stop": ["x"], "temperature": 0.5,
+            "seed": 1, "max_tokens": 4, "stream": False, "stream_options": {"include_usage": True},
+            "spikeopd": {"spikes": True},
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}  # fmt: skip
+    (folder / "request.json").write_text(json.dumps(body))
+
+
 def _read_run(folder: Path) -> Any:
     from spikeopd.contracts import load_run
 
@@ -391,6 +400,30 @@ def _read_environment(folder: Path) -> Any:
         log.start("train: {seed: 1}\n", {"argv": []}, resume=True)
 
 
+def _read_request(folder: Path) -> Any:
+    """A body as it comes to spikeopd-serve, to both of its routes."""
+    from neuro_sim.serve import protocol
+    from neuro_sim.text import read_text
+    from spikeopd.errors import InputError
+    from spikeopd.sampling import Sampling
+
+    text = read_text(folder, {"shape": {"max_position_embeddings": 64}, "tokens": {"bos": 2}})
+    try:
+        data = b""
+        if (folder / "request.json").is_file():  # a body comes through a socket, bounded
+            with open(folder / "request.json", "rb") as file:
+                data = file.read((1 << 20) + 1)
+        body = json.loads(data)
+        for chat in (False, True):
+            answer = protocol.Answer(protocol.parse(body, chat, "m", text, protocol.Limits(), Sampling()), "m")
+            json.dumps(answer.chunk(0, "x", None, True, ()), ensure_ascii=False).encode()
+    except protocol.BadRequest as error:
+        json.dumps(error.to_dict(), ensure_ascii=False).encode()
+        raise InputError(str(error)) from error
+    except (ValueError, RecursionError, OSError) as error:  # as the server's own guard has it
+        raise InputError("the body is not JSON") from error
+
+
 def _read_teacher(folder: Path) -> Any:
     from spikeopd.models.teacher import load_teacher_config
 
@@ -429,6 +462,7 @@ READERS = {
     "rows of parquet": Reader("rows.parquet", _parquet, _read_parquet),
     "result of a study": Reader("result.json", _result, _read_result),
     "environment of a run": Reader("env.json", _environment, _read_environment),
+    "request to the server": Reader("request.json", _request, _read_request),
     "configuration of a teacher": Reader("config.json", _teacher, _read_teacher),
 }
 

@@ -33,9 +33,11 @@ def random_shape(
     write="spike",
     readout="rate",
     distances=0,
+    neuron="lif",
 ) -> ModelShape:
     d = heads * head_dim
-    return ModelShape(d, layers, heads, ffn, vocab, positions, num_steps, width or d, write, readout, distances)
+    form = (write, readout, distances, neuron)
+    return ModelShape(d, layers, heads, ffn, vocab, positions, num_steps, width or d, *form)
 
 
 PLUS = {"write": "current", "readout": "residual", "distances": 5}  # every option away from the paper's block

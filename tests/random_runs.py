@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from random_models import random_model, random_shape
 
-from neuro_sim.dense import DenseDecoder
+from neuro_sim.graded import oracle
 from spikeopd.contracts import Activity, ModelShape, SpikeTrace
 from spikeopd.contracts.run import run_schema
 
@@ -36,7 +36,8 @@ def make_run(
     model = random_model(shape or random_shape(), seed=seed, drive=drive)
     shape = model.shape
     rng = np.random.default_rng(seed)
-    decoder = DenseDecoder(model, trace)
+    decoder = oracle(model)
+    decoder.trace = trace
     phases = {name: Activity.zeros(shape) for name in ("prompt", "generation")}
     per_token = {key: [] for key in ("sequence", "position", "phase", "spikes", "sops", "macs", "bytes")}
     sequences = []

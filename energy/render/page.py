@@ -157,7 +157,11 @@ def _sensitivity(report: dict[str, Any]) -> str:
     mean_context = whole["tokens"] / report["sequences"] if report["sequences"] else None
     plots = [
         ("Firing rate", sensitivity_lines(report, "factor", "all rates times", 1.0, log=False)),
-        ("Time steps", sensitivity_lines(report, "num_steps", "T_s", model["num_steps"], log=False)),
+        *(
+            [("Time steps", sensitivity_lines(report, "num_steps", "T_s", model["num_steps"], log=False))]
+            if report["sensitivity"]["num_steps"]
+            else []
+        ),
         ("Context", sensitivity_lines(report, "context", "tokens", mean_context, log=True)),
     ]
     inner = "".join(f"<figure><figcaption>{html.escape(name)}</figcaption>{plot}</figure>" for name, plot in plots)

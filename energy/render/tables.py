@@ -63,6 +63,8 @@ def _shape(model: dict[str, Any]) -> str:
         f"vocabulary {model['vocab_size']}, T_s {model['num_steps']}"
     )
     form = []
+    if model.get("neuron") == "quantised":
+        form.append("a quantised twin: one step of counts up to T_s, its synapses multiply")
     if model.get("residual_write") == "current":
         form.append("current write")
     if model.get("readout") == "residual":
@@ -82,6 +84,14 @@ def both_ways(report: dict[str, Any]) -> str:
 def fair_ratio(report: dict[str, Any]) -> str:
     """Twin over student, under both conventions."""
     twin = report["twin"]
+    if twin["basis"] == "counted":
+        found = {key: value or 0.0 for key, value in twin["energy_per_token_pj"].items()}
+        unit, name = unit_of("energy", min(found.values()))
+        bills = {key: significant(value / unit, 4) for key, value in found.items()}
+        return (
+            f"this twin (int8 × {twin['activation_bits']} bit): {bills['dense']} {name} per token dense; zeros skipped "
+            f"{bills['spike']} {name} per spike, {bills['token']} {name} per token"
+        )
     ratios = [
         f"{'–' if ratio is None else significant(ratio, 3)} × per {name}"
         for name, ratio in twin["over_student"]["dense"].items()
@@ -247,6 +257,7 @@ def _sensitivity(report: dict[str, Any]) -> list[Table]:
     return [
         Table(f"sensitivity_{name}", f"Sensitivity to {titles[name]}", (*first[name], *shared), rows, note)
         for name, rows in report["sensitivity"].items()
+        if rows  # a quantised twin has one step and no other number of them
     ]
 
 
@@ -365,7 +376,11 @@ def report_csv(report: dict[str, Any]) -> str:
 
     def rows() -> Iterator[list[Any]]:
         for line in report["lines"]:
-            match = matrix.get((line["scope"], line["component"], line["layer"])) if line["event"] == "ac" else None
+            match = (
+                matrix.get((line["scope"], line["component"], line["layer"]))
+                if line["layer"] is not None and line["event"] in ("ac", "mac")
+                else None
+            )
             extra = [match[key] for key in ("rate", "dense_macs", "analytical")] if match else [None] * 3
             keys = ("scope", "component", "layer", "event", "count", "price_pj", "energy_pj")
             yield [*(line[key] for key in keys), *extra]

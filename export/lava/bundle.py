@@ -25,13 +25,18 @@ ARRAYS, GRAPH = "arrays.h5", "graph.json"
 
 def write_lava(model: SpikeModel, folder: Path) -> tuple[str, dict[str, Location]]:
     """Write arrays.h5 and graph.json; return the array file's name and where each array lies in it."""
+    write_json(folder / GRAPH, process_graph(model))
+    return write_arrays(model, folder)
+
+
+def write_arrays(model: SpikeModel, folder: Path) -> tuple[str, dict[str, Location]]:
+    """Write arrays.h5 alone."""
     locations = {}
     with h5py.File(folder / ARRAYS, "w") as file:
         for name, values in model_arrays(model).items():
             path, paired = "/" + name.replace(".", "/"), model.precision == "int4" and is_weight(name)
             file.create_dataset(path, data=pack_nibbles(values) if paired else values)
             locations[name] = Location(path, paired=paired)
-    write_json(folder / GRAPH, process_graph(model))
     return ARRAYS, locations
 
 

@@ -55,6 +55,8 @@ def resource_map(
     """Place a bundle, or the model of one, on Loihi 2 cores. context: tokens in the K/V cache; None: the model's."""
     limits = limits or Limits()
     shape = bundle.shape if isinstance(bundle, SpikeModel) else manifest_shape(read_manifest(bundle))
+    if shape.graded:
+        raise InputError("a quantised twin has no spikes to place on Loihi 2: its activations are counts")
     context = shape.max_position_embeddings if context is None else context
     if not 1 <= context <= shape.max_position_embeddings:
         raise InputError(f"--context {context}: this model takes 1 to {shape.max_position_embeddings} tokens")

@@ -42,7 +42,8 @@ class Team:
     def _serve(self, index: int, jobs: queue.SimpleQueue[Any]) -> None:
         while (job := jobs.get()) is not None:
             try:
-                self._passes.decode_block(*job, index, self.threads)
+                plan, work, given = job
+                self._passes.decode_block(plan, work, given, index, self.threads)
                 self._done.put(None)
             except BaseException as error:  # reported by run(), in the caller's thread
                 self._done.put(error)

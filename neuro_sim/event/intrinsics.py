@@ -128,15 +128,19 @@ write_int32, write_int64 = _make_write(I32), _make_write(I64)
 read_float = _primitive(lambda b, address: _load(b, address, ir.DoubleType(), 8), 1, types.float64)
 
 
-@intrinsic
-def write_float(typing_context: Any, address: Any, value: Any) -> Any:
-    """A float64 in memory."""
-    return types.void(types.int64, types.float64), _write_float
+def _make_write_float() -> Any:
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _store(builder, args[1], args[0], 8)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def write(typing_context: Any, address: Any, value: Any) -> Any:
+        return types.void(types.int64, types.float64), codegen
+
+    return write
 
 
-def _write_float(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    _store(builder, args[1], args[0], 8)
-    return context.get_dummy_value()
+write_float = _make_write_float()
 
 
 def record_at(kind: Any) -> Any:

@@ -15,6 +15,7 @@ from neuro_sim.event.intrinsics import read_int64, write_int64
 # Called by compiled code only: no wrappers for Python. A division by zero cannot happen, so nothing has to raise.
 _BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
 compiled: Callable[[Any], Any] = njit(nogil=True, **_BARE)
+entry: Callable[[Any], Any] = njit(types.int64(*[types.int64] * 8), **_BARE)  # compiled where it is defined
 
 
 if sys.platform == "win32":

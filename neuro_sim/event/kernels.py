@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, types
-
 from neuro_sim.event import intrinsics as vector
 from neuro_sim.event.constants import (
     FROM_F,
@@ -55,7 +53,7 @@ from neuro_sim.event.constants import (
     small_size,
 )
 from neuro_sim.event.intrinsics import read_int32, read_int64, read_uint32, write_int32, write_int64
-from neuro_sim.event.kernel_base import compiled, count_active, counter, layer_masks, meet, smaller
+from neuro_sim.event.kernel_base import compiled, count_active, counter, entry, layer_masks, meet, smaller
 from neuro_sim.event.kernel_head import read_out, run_head, scaled_rows
 from neuro_sim.event.records import LANES_GIVEN, PLAN, WORK
 
@@ -442,7 +440,7 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
 as_plan, as_work, as_given = (vector.record_at(kind) for kind in (PLAN, WORK, LANES_GIVEN))
 
 
-@njit(types.int64(*[types.int64] * 8), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@entry
 def enter(job: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
     """The one way in (native.py). job 0: a block of plan, work, given, thread, threads; 1: the arguments of scaled_rows
     with rows as long as there are columns."""

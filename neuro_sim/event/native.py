@@ -100,7 +100,14 @@ def _folders() -> Iterator[Path]:
 def _cpu() -> tuple[str, str, str]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), _features().flatten()
+
+
+def _features() -> Any:
+    try:
+        return llvm.get_host_cpu_features()
+    except RuntimeError:  # LLVM does not know this system
+        return llvm.FeatureMap()
 
 
 def _machine() -> Any:
@@ -137,7 +144,7 @@ def _digest(*parts: str) -> str:
 def _family() -> str:
     """What the text depends on beside the sources: the release of LLVM, whose language changes, and what
     `intrinsics.has_multiply_add` and `kernel_base.yield_cpu` ask."""
-    x86 = _cpu()[0].startswith("x86_64") and bool(llvm.get_host_cpu_features().get("avx2"))
+    x86 = _cpu()[0].startswith("x86_64") and bool(_features().get("avx2"))
     system = "windows" if sys.platform == "win32" else "posix"
     return f"{'x86_64 avx2' if x86 else 'generic'} {system} LLVM {llvm.llvm_version_info[0]}"
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from neuro_sim.event import constants
 from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, SEGMENT_ROWS, STEP_GROUP, WORD
 from neuro_sim.event.records import PLAN, WORK
+from neuro_sim.graded import refuse_graded
 from spikeopd.contracts import (
     LAYER_SITES,
     MEMBRANE_MAX,
@@ -78,9 +79,11 @@ def plain_layout(model: SpikeModel) -> SpikeModel:
     if model.precision != "int4":
         return model
 
+    sizes = {c.name: c.fan_out or 0 for c in projections(model.shape)}
+
     def layer(values: Layer) -> Layer:
-        sizes = {c.name: c.fan_out for c in projections(model.shape)}
-        return replace(values, **{name: unpack_pairs(getattr(values, name), sizes[name] or 0) for name in sizes})
+        weights: dict[str, Any] = {name: unpack_pairs(getattr(values, name), size) for name, size in sizes.items()}
+        return replace(values, **weights)
 
     return replace(model, layers=tuple(layer(values) for values in model.layers))
 
@@ -334,6 +337,8 @@ def _map_biases(model: SpikeModel) -> tuple[Array, int]:
 def check_model(model: SpikeModel) -> None:
     """Refuse what the engine cannot compute exactly."""
     shape = model.shape
+    if shape.graded:
+        refuse_graded("event")
     if not model.integer:
         raise InputError("the event engine runs integer models only; use --backend dense for a float32 bundle")
     if not model.layers:

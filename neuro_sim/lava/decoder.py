@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuro_sim.counting import EventCounter
+from neuro_sim.graded import refuse_graded
 from neuro_sim.lava.compat import quiet_logging, require_lava
 from neuro_sim.lava.precision import float_twin
 from spikeopd.contracts import EMBED_SITE, Activity, SpikeModel, SpikeTrace, head_logits
@@ -35,6 +36,8 @@ class LavaDecoder:
         timeout: float = 60.0,
         trace: SpikeTrace | None = None,
     ) -> None:
+        if model.shape.graded:
+            refuse_graded("lava")
         if precision not in TAGS:
             raise InputError(f"precision {precision!r} is not known to Lava; choose fixed or float")
         if granularity not in ("fused", "graph"):

@@ -129,7 +129,7 @@ def group_name(layer: int, site: str) -> str:
 
 def build_network(model: SpikeModel, slots: int) -> Network:
     """The network of an integer model with a cache of `slots` tokens, the one being decoded among them."""
-    if model.precision == "float32":
+    if not model.integer:
         raise InputError("SANA-FE runs integers and this model is float32; export it with --precision int8")
     if not 1 <= slots <= model.shape.max_position_embeddings:
         raise InputError(f"a cache of {slots} tokens: this model takes 1 to {model.shape.max_position_embeddings}")

@@ -31,10 +31,10 @@ def find_python() -> Path:
     """The interpreter of SANA-FE's environment, or BackendMissing with the command that makes one."""
     chosen = os.environ.get(VARIABLE)
     root = Path(__file__).resolve().parents[2]  # a checkout of the project
-    places = [Path(chosen)] if chosen else [Path(FOLDER, "bin", "python"), root / FOLDER / "bin" / "python"]
-    for python in places:
-        if python.is_file():
-            return python
+    # Not in the working folder: it may be a stranger's, and what is found is run.
+    python = Path(chosen) if chosen else root / FOLDER / "bin" / "python"
+    if python.is_file():
+        return python
     if chosen:
         raise BackendMissing(
             f"{VARIABLE}={chosen}: there is no such Python; make SANA-FE's environment with: {INSTALL}"

@@ -92,12 +92,12 @@ def parse(body: Any, chat: bool, name: str, text: Text, limits: Limits, defaults
     field = "messages" if chat else "prompt"
     if any(isinstance(one, str) and not _is_unicode(one) for one in texts):
         raise BadRequest(f"{field} is not text: it holds half of a character (a lone surrogate)", field)
+    echo = not chat and _flag(body, "echo")
     try:
         prompts = [text.encode(one) if isinstance(one, str) else one for one in texts]
-    except InputError as error:
+        echoes = [(one if isinstance(one, str) else text.decode(one)) if echo else "" for one in texts]
+    except InputError as error:  # also numbers that are no tokens
         raise BadRequest(str(error), field) from None
-    echo = not chat and _flag(body, "echo")
-    echoes = [(one if isinstance(one, str) else text.decode(one)) if echo else "" for one in texts]
     return Request(
         chat=chat,
         prompts=[prompt for prompt in prompts for _ in range(count)],

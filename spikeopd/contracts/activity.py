@@ -44,6 +44,10 @@ class Activity:
                     that reads the residual stream has no silent rows)
     bytes           weight and cache bytes touched by an event-driven implementation that loads each active row once
                     per token: components + "embed" + "head" + "kv_read" + "kv_write"
+
+    Of a quantised twin, which takes one step: `spikes` are activations that are not zero, `sops` the multiply-
+    accumulates that they drive (those of all inputs follow from the shape), `additions` the products of which neither
+    factor is zero; cached activations are ceil(log2(T_s + 1)) bits wide.
     """
 
     tokens: int
@@ -58,7 +62,7 @@ class Activity:
 
     @staticmethod
     def zeros(shape: ModelShape) -> Activity:
-        layers, steps = shape.num_hidden_layers, shape.num_steps
+        layers, steps = shape.num_hidden_layers, shape.steps
 
         def sites() -> dict[str, Array]:
             return {site: np.zeros((rows, steps), np.int64) for site, rows in site_rows(shape).items()}

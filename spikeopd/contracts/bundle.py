@@ -44,7 +44,9 @@ Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeMode
 Place = Callable[[ModelShape, Precision, dict[str, Array]], None]
 
 SCHEMA = "spikeopd.bundle"
-VERSIONS = (1, 2, 3)  # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site; 3: also int4
+# 1: the paper's block; 2: any form of `ModelShape`, a bias at every site; 3: also int4; 4: a quantised twin, whose
+# activations are counts
+VERSIONS = (1, 2, 3, 4)
 MANIFEST = "manifest.json"
 SHIPPED = Path(__file__).parents[1] / "assets" / "bundles"
 MODEL_FILES = ("model.nir", "arrays.h5")
@@ -66,7 +68,7 @@ NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefo
 
 def bundle_schema(shape: ModelShape, precision: Precision) -> str:
     """The lowest version that can say what this model is: older readers keep reading what they can."""
-    return f"{SCHEMA}/{3 if precision == 'int4' else 1 if shape.paper_block else 2}"
+    return f"{SCHEMA}/{4 if shape.graded else 3 if precision == 'int4' else 1 if shape.paper_block else 2}"
 
 
 def pack_nibbles(weights: Array) -> Array:
@@ -303,6 +305,8 @@ def _check_shape(file: Path, shape: Any, version: int) -> None:
         raise _wrong(file, "shape.num_attention_heads", "a divisor of hidden_size", shape["num_attention_heads"])
     for name, choices in FORMS.items():
         allowed = choices[:1] if version == 1 else choices
+        if name == "neuron":
+            allowed = choices[1:] if version == 4 else choices[:1]
         if shape.get(name, choices[0]) not in allowed:
             raise _wrong(file, f"shape.{name}", " or ".join(map(repr, allowed)), shape[name])
     distances = shape.get("distances", 0)
@@ -333,7 +337,7 @@ def _check_generation(file: Path, generation: Any) -> None:
         raise _wrong(file, "generation", "an object", generation)
     try:
         from_generation_config(generation)
-    except ConfigError as error:
+    except (ConfigError, ValueError, OverflowError) as error:  # NaN, infinity, more digits than a float has
         raise InputError(f"{file}: field 'generation': {_short(error)}") from None
 
 

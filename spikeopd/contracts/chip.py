@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ CHIP_TOTALS = (
     "seconds", "steps", "events", "accessed", "updated", "fired", "messages", "hops_ew", "hops_ns",
     "site_messages", "site_hops_ew", "site_hops_ns",
 )  # fmt: skip
+LARGEST = 1 << 62  # of any number; sums of a few still fit what is computed with them
 CHIP_TABLES = ("roles", "dense_roles", "spikes")
 
 
@@ -67,7 +67,7 @@ def parse_chip(raw: Any, where: str, tokens: int) -> ChipRun:
             raise fail(field, f"expected an object, got {type(value).__name__}")
         for name in names or tuple(value):
             number = value.get(name)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < LARGEST:
                 raise fail(f"{field}.{name}", f"expected a number from 0, got {number!r}")
         return value
 

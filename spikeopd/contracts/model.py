@@ -25,6 +25,15 @@ r"""The deployable model: everything needed to decode, nothing else. numpy only.
 K_j and V_j at step tau are the cached spikes of token j at *its* step tau. With a distance bias the current of A[j] is
 (C[j] << 10) + bias[head, min(i - j, distances - 1)]: a pair may fire without a coincidence.
 
+**The quantised twin** (`ModelShape.neuron`) is the same block in one step, summed over the T_s steps that it replaces:
+activations are counts n = 0 .. T_s, the residual stream is H = T_s h, and a sum I of weights times counts, or of
+products of counts, is m times the mean current: m = T_s, and T_s^2 for `a` (C[j] = sum n_q n_k) and `r`
+(Z = sum_j n_a n_v). No membrane is kept (`decay` is 0) and nothing saturates:
+
+    n = clip(floor((2 T_s v + m threshold) / (2 m threshold)), 0, T_s)        v = (I << shift) + m bias
+    H = T_s e,  then  H + ((R W_o) << shift_o) + T_s bias_o  or  H + gain_o * O,  and likewise behind W_2
+    head:       n = X or H, with the same units
+
 **int4** is int8 with projection weights from -7 to 7 (a Layer holds them in int8 arrays all the same); neurons,
 residual stream, embedding and head do not differ.
 
@@ -218,7 +227,9 @@ def head_logits(model: SpikeModel, counts: Array, accumulated: Array, sums: Arra
     if model.precision == "float32":
         return np.asarray(head.row_scale * (table.astype(np.float64) @ y) + head.bias)
     limit = (1 << (LOGIT_INPUT_BITS - 1)) - 1
-    exact = np.int32 if table.shape[1] * limit * 128 < 1 << 31 else np.int64  # the narrower one where no sum can wrap
+    exact: Any = (
+        np.int32 if table.shape[1] * limit * 128 < 1 << 31 else np.int64
+    )  # the narrower one where no sum can wrap
     integers = np.clip(np.rint(y), -limit, limit).astype(exact)
     return np.asarray(head.row_scale * (table.astype(exact) @ integers) + head.bias)
 

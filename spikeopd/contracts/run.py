@@ -28,7 +28,7 @@ from spikeopd.errors import InputError, short
 from spikeopd.files import read_json, write_json
 
 SCHEMA = "spikeopd.run"
-VERSIONS = (1, 2)  # 1: the paper's block; 2: any form of `ModelShape`
+VERSIONS = (1, 2, 3)  # 1: the paper's block; 2: any form of `ModelShape`; 3: a quantised twin
 PHASES = ("prompt", "generation")
 BACKEND = re.compile(r"[a-z][a-z0-9_-]{0,31}")  # a name of neuro_sim.backends.BACKENDS
 PRECISIONS = get_args(Precision)
@@ -40,7 +40,7 @@ _LARGEST = 2**62  # sums of a few of these still fit int64
 
 def run_schema(shape: ModelShape) -> str:
     """The lowest version that can say what this model is."""
-    return f"{SCHEMA}/{1 if shape.paper_block else 2}"
+    return f"{SCHEMA}/{3 if shape.graded else 1 if shape.paper_block else 2}"
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,8 @@ def parse_run(raw: Any, where: str, name: str = "run", path: Path | None = None)
     shape = parse_shape(model, f"{where}: model")
     if schema == f"{SCHEMA}/1" and not shape.paper_block:
         check.fail("schema", "version 1 has the paper's block alone, and 'model' says another form")
+    if shape.graded != (schema == f"{SCHEMA}/3"):
+        check.fail("schema", "version 3, and it alone, is of a quantised twin; field 'model.neuron' says otherwise")
     sequences = check.get(data, "sequences")
     if not isinstance(sequences, list) or not sequences:
         check.fail("sequences", "expected a list with at least one sequence")
@@ -249,7 +251,7 @@ class _Checker:
 
 def _activity(check: _Checker, raw: Any, prefix: str, shape: ModelShape) -> Activity:
     data = check.mapping(raw, prefix)
-    layers, steps = shape.num_hidden_layers, shape.num_steps
+    layers, steps = shape.num_hidden_layers, shape.steps
 
     def table(name: str, rows: dict[str, int]) -> dict[str, Array]:
         inner = check.mapping(check.get(data, name, prefix), f"{prefix}.{name}")

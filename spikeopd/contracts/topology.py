@@ -31,6 +31,7 @@ CACHE_TRAFFIC = ("kv_read", "kv_write")
 
 Write = Literal["spike", "current"]
 Readout = Literal["rate", "residual"]
+NeuronKind = Literal["lif", "quantised"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class ModelShape:
                          of the residual stream over the steps
     distances            width of the attention's distance bias: a current per head and distance i - j into S_a, the
                          last entry for every larger distance. 0: none
+    neuron               "lif", T_s steps of spikes; "quantised", the twin: one step of counts from 0 to T_s
     """
 
     hidden_size: int
@@ -56,6 +58,17 @@ class ModelShape:
     residual_write: Write = "spike"
     readout: Readout = "rate"
     distances: int = 0
+    neuron: NeuronKind = "lif"
+
+    @property
+    def graded(self) -> bool:
+        """The quantised twin: its activations are counts."""
+        return self.neuron == "quantised"
+
+    @property
+    def steps(self) -> int:
+        """Steps that a token takes: T_s, or one of a twin."""
+        return 1 if self.graded else self.num_steps
 
     @property
     def head_dim(self) -> int:
@@ -68,7 +81,7 @@ class ModelShape:
     @property
     def paper_block(self) -> bool:
         """The paper's form of the block, which schema 1 of every file describes."""
-        return (self.residual_write, self.readout, self.distances) == ("spike", "rate", 0)
+        return (self.residual_write, self.readout, self.distances, self.neuron) == ("spike", "rate", 0, "lif")
 
     @property
     def layer_sites(self) -> tuple[str, ...]:
@@ -92,13 +105,21 @@ class ModelShape:
         return self.num_attention_heads * keys if site == "a" else self.site_size(site, 0) * tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. The form of the block is left out where it is the paper's, as schema 1 has it."""
+        """Plain values. The form of the block is left out where it is the paper's, as schema 1 has it, and the neuron
+        where it spikes.
+        """
         values = asdict(self)
+        if not self.graded:
+            del values["neuron"]
         return {name: value for name, value in values.items() if name in SIZES or not self.paper_block}
 
 
 SIZES = tuple(field.name for field in fields(ModelShape) if field.type == "int" and field.name != "distances")
-FORMS: dict[str, tuple[str, ...]] = {"residual_write": ("spike", "current"), "readout": ("rate", "residual")}
+FORMS: dict[str, tuple[str, ...]] = {
+    "residual_write": ("spike", "current"),
+    "readout": ("rate", "residual"),
+    "neuron": ("lif", "quantised"),
+}
 DISTANCES_LIMIT = 1 << 12
 
 

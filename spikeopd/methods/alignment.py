@@ -30,9 +30,11 @@ from spikeopd.losses import (
     square_errors,
 )
 from spikeopd.methods.run import Objective
+from spikeopd.methods.sparsity import RateTarget, count_spikes
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, OutputTable, Recorder
 from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
+from spikeopd.quality import layer_spikes
 
 BRANCHES = ("EA", "SAA_rate", "SAA_cont", "SFA_rate", "SFA_cont", "STA", "HTA")
 
@@ -81,15 +83,17 @@ class Alignment(nn.Module):
         temperature: float,
         chunk: int,
         scale: Sequence[float],
+        recorder: Recorder | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(sum_i scale_i s_i, s): s are the sums of BRANCHES, [7], over all tokens of ids [batch, token] (windows of
         running text: no padding), without gradient. A branch of scale 0 is not computed: its sum is 0.
+
+        recorder: of sites that the caller wants to read besides.
         """
         use = dict(zip(BRANCHES, (value != 0 for value in scale), strict=True))
-        recorder = Recorder(
-            sites=(EMBED_SITE,) if use["EA"] else (),
-            observe=lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:5]),
-        )
+        recorder = recorder or Recorder(sites=())
+        recorder.sites = {*(recorder.sites or ()), *((EMBED_SITE,) if use["EA"] else ())}
+        recorder.observe = lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:5])
         features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state
         loss, tokens = token_alignment(
             student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[5:]
@@ -158,6 +162,18 @@ class SpADObjective(Objective):
         self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module, scale: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
         return self.alignment.sums(self.student, ids, teacher, teacher_head, self.temperature, self.chunk, scale)
+
+    def sums_and_spikes(
+        self, ids: Tensor, teacher: TeacherOutput, teacher_head: nn.Module, scale: Sequence[float], dial: RateTarget
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the spikes [1 + layers] that a rate target sees, in the graph."""
+        seen = Recorder(dial.sites)
+        head, chunk = teacher_head, self.chunk
+        loss, sums = self.alignment.sums(self.student, ids, teacher, head, self.temperature, chunk, scale, seen)
+        return loss, sums, layer_spikes(seen, dial.layers, dial.scope)
+
+    def count_spikes(self, ids: Tensor, dial: RateTarget) -> Tensor:
+        return count_spikes(self.student, ids, dial)
 
 
 def token_alignment(

@@ -5,6 +5,7 @@ and frozen reference score the same prefixes -> L = L_OPD + 0.75 L_ref + 0.30 L_
 
     L_OPD  mean KL(teacher || student)       L_ref  mean KL(student || reference)       over B K visited prefixes
     L_spk  per monitored layer, on the firing rate of the whole batch (losses.spike_loss)
+    Beside them, if asked for: a target for the firing rates (methods/sparsity.py)
 
 Sampling is in `rollout.py`; clipping, Adam, logging and checkpoints are in `methods/run.py`.
 """
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 
 from spikeopd import registry
 from spikeopd.config import Stage2Config
+from spikeopd.contracts import EMBED_SITE
 from spikeopd.losses import linear_sums, reverse_kl, spike_coefficients
 from spikeopd.methods.adaptation import Adaptation, Policy, Q, load_pair, prompt_rows
 from spikeopd.methods.setup import Setup
+from spikeopd.methods.sparsity import RateTarget
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.quality import RATE_SITES, layer_spikes, rate_slots, rollout_statistics
@@ -79,7 +82,8 @@ def visit(run: Adaptation[Q], update: int) -> list[Visited]:
     k, size = options.max_completion_length, options.micro_batch_size
     prompts = setup.micro_batches(prompt_rows(setup, update, options.prompt_length), size)
     numbers = setup.micro_batches(uniforms(setup.config.train.seed, update, options.batch_size, k), size)
-    every = tuple(range(run.reference.config.num_hidden_layers))
+    # The embedding's neurons, layer -1, count for a rate target alone.
+    every = tuple(range(-1 if options.rate_target else 0, run.reference.config.num_hidden_layers))
     parts = []
     for rows, uniform in zip(prompts, numbers, strict=True):
         sampled = run.call(policy.rollout, rows, uniform, options.temperature, every, options.rate_scope)
@@ -129,7 +133,7 @@ class DistilledPolicy(Policy):
         weights: of the two sums. The sums have no gradient of their own (`losses.linear_sums`).
         """
         k = visited.teacher.shape[1]
-        recorder = Recorder(RATE_SITES[scope], layers, tokens=slice(-k, None)) if layers else None
+        recorder = Recorder((EMBED_SITE, *RATE_SITES[scope]), layers, tokens=slice(-k, None)) if layers else None
         output = self.student.model(visited.sequences[:, :-1], use_cache=False, recorder=recorder)
 
         def part(logits: Tensor, p: Tensor, r: Tensor | None = None) -> Tensor:
@@ -154,7 +158,12 @@ def descend(run: Adaptation[D], parts: list[Visited]) -> dict[str, Any]:
     slots = rate_slots(reference.config, options.rate_scope, positions)
     layers = monitored(options) if options.spike_coef else ()
     # The rates of the whole batch are known before any backward pass: the rollout has them.
-    rates = run.reduce(torch.stack([part.spikes for part in parts]).sum(0)) / slots
+    counted_spikes = run.reduce(torch.stack([part.spikes for part in parts]).sum(0))
+    dial = RateTarget.of(options, reference.config, positions, options.rate_scope)
+    pull = None if dial is None else dial.at(run.done, counted_spikes)
+    rates = (counted_spikes if dial is None else counted_spikes[1:]) / slots
+    recorded = layers if dial is None else dial.layers
+    places = [recorded.index(layer) for layer in layers]
     spike_loss, slope = rates.new_zeros(()), rates.new_zeros(0)
     if layers:
         counted = [part.reference_spikes for part in parts if part.reference_spikes is not None]
@@ -166,14 +175,18 @@ def descend(run: Adaptation[D], parts: list[Visited]) -> dict[str, Any]:
     total = torch.zeros(2, dtype=torch.float64, device=setup.device)
     heads = output_table(setup.teacher), reference.lm_head
     for part in run.micro_batches(parts):
-        loss, sums, spikes = run.call(run.objective.terms, part, *heads, layers, options.rate_scope, weights)
+        loss, sums, spikes = run.call(run.objective.terms, part, *heads, recorded, options.rate_scope, weights)
         if layers:
-            loss = loss + options.spike_coef * (slope * spikes).sum() / slots
+            loss = loss + options.spike_coef * (slope * spikes[places]).sum() / slots
+        if pull is not None:
+            loss = loss + pull(spikes)
         run.backward(loss)
         total += sums.double()
     opd, anchored = (run.reduce(total) / positions).tolist()
+    paper = options.teacher_coef * opd + options.ref_coef * anchored + options.spike_coef * spike_loss.item()
     return {
-        "loss": options.teacher_coef * opd + options.ref_coef * anchored + options.spike_coef * spike_loss.item(),
+        "loss": paper if pull is None else paper + pull.loss,
+        **({} if pull is None else {"rate_loss": pull.loss, "network_rate": pull.rate}),
         "opd": opd,
         "ref": anchored,
         "spk": spike_loss.item(),

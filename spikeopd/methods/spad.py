@@ -1,11 +1,13 @@
 r"""Stage 1, SpAD: distil the frozen teacher into the spiking student on corpus text (App. F.5).
 
 One update:  batch from (seed, update) -> for each micro-batch: teacher forward without gradients, student forward,
-sums of the five targets (`alignment.py`), backward -> clip the global norm -> Adam at the cosine schedule's rate.
+sums of the five targets (`alignment.py`) and, if asked for, a target for the firing rates (`sparsity.py`), backward ->
+clip the global norm -> Adam at the cosine schedule's rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,6 +16,7 @@ from spikeopd.config import Stage1Config
 from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, cosine_with_warmup
+from spikeopd.methods.sparsity import Pull, RateTarget
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper
 from spikeopd.models.teacher import output_table, run_teacher
@@ -36,20 +39,30 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     sizes = branch_sizes(objective.student.config, shape, rows, length).to(device)
     weights = branch_weights(options).to(device)
     scale = (weights / sizes).tolist()
+    dial = RateTarget.of(options, objective.student.config, rows * length)
     for update in run.updates(options.updates):
         objective.student.config.deploy_precision = forward_precision(options, update)
         whole = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed, step=update)
         total = torch.zeros_like(sizes)
-        for ids in run.micro_batches(setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)):
-            target = run_teacher(setup.teacher, ids, internals=True)
-            share, sums = run.call(objective.sums, ids, target, head, scale)
+        parts = setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)
+        pull = None if dial is None else whole_pull(run, dial, parts, update)
+        for ids in run.micro_batches(parts):
+            target = run_teacher(setup.teacher, ids, internals=options.internals)
+            if dial is None:
+                share, sums = run.call(objective.sums, ids, target, head, scale)
+            else:
+                share, sums, spikes = run.call(objective.sums_and_spikes, ids, target, head, scale, dial)
+                pull = pull or dial.at(update, spikes)
+                share = share + pull(spikes)
             run.backward(share)
             total += sums.double()
         means = run.reduce(total) / sizes
-        loss = (means * weights).sum().item()
+        loss = (means * weights).sum().item() + (pull.loss if pull else 0.0)
         rate = options.learning_rate * cosine_with_warmup(update, options.updates, options.warmup_ratio)
         norm = run.step(loss, rate)
         branches = logged_branches(means, weights)
+        if pull:
+            branches |= {"rate_loss": pull.loss, "network_rate": pull.rate}
         run.log(update, {"loss": loss, **branches, "grad_norm": norm, "learning_rate": rate})
         if run.done in options.checkpoint_updates:
             run.save_student(folder / f"update-{run.done:06d}")
@@ -57,6 +70,16 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     objective.student.config.deploy_precision = forward_precision(options, run.done)
     run.save_student(folder / "final")
     return {**run.summary(), "from_teacher": {"family": setup.teacher.config.model_type, **transferred}}
+
+
+def whole_pull(run: Run[SpADObjective], dial: RateTarget, parts: Sequence[torch.Tensor], update: int) -> Pull | None:
+    """The rate target's term from the spikes of the whole batch, counted before any part of it goes backward; None
+    where the batch is one part, whose own forward pass counts them.
+    """
+    if len(parts) == 1 and run.setup.accelerator.num_processes == 1:
+        return None
+    counted = [run.call(run.objective.count_spikes, ids, dial) for ids in parts]
+    return dial.at(update, run.reduce(torch.stack(counted).sum(0)))
 
 
 def describe_start(setup: Setup, transferred: dict[str, str]) -> str:

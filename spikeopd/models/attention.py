@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from spikeopd.models.quantised import pack_counts, unpack_counts
+
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[time, batch, token, d] -> [time, batch, head, token, d_h]"""
@@ -76,12 +78,15 @@ def unpack_spikes(packed: Tensor, num_steps: int, head_dim: int, dtype: torch.dt
     return bits.flatten(-2)[..., :head_dim].unflatten(1, (num_steps, -1)).transpose(0, 1)
 
 
-def update_cache(cache: Cache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Append the new spikes to the cache, bit-packed, and return all of them.
+def update_cache(cache: Cache, layer: int, k: Tensor, v: Tensor, levels: int | None = None) -> tuple[Tensor, Tensor]:
+    """Append the new spikes to the cache, bit-packed, and return all of them. levels: counts so high, a byte each.
 
     The packed form has the layout [batch, heads, token, bytes] of any key/value cache (every step a head), so the stock
     Hugging Face cache holds it, and with it beams, cropping and offloading work unchanged.
     """
+    if levels is not None:
+        found = cache.update(pack_counts(k, levels), pack_counts(v, levels), layer)
+        return unpack_counts(found[0], levels, k.dtype), unpack_counts(found[1], levels, v.dtype)
     packed = cache.update(pack_spikes(k), pack_spikes(v), layer)
     if packed[0].shape[2] == k.shape[3]:
         return k, v  # the cache was empty: all spikes are the new ones

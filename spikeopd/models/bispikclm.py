@@ -47,8 +47,8 @@ from spikeopd.models.attention import (
     update_cache,
     weighted_values,
 )
-from spikeopd.models.neurons import lif_membrane
-from spikeopd.registry import NEURONS, load
+from spikeopd.models.neurons import lif_membrane, neuron_of
+from spikeopd.registry import GRADED, NEURONS
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
 BEHIND = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj", "f": "fc1", "y": "fc2"}  # site: projection
@@ -134,6 +134,10 @@ class BiSpikCLMConfig(PreTrainedConfig):
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
+        if deploy_precision != "none" and self.graded and num_steps & (num_steps - 1):
+            raise InputError(
+                f"model: deploy_precision of a quantised twin needs num_steps 1, 2, 4, ..., not {num_steps}"
+            )
         if deploy_precision != "none" and (readout != "residual" or self.word_embed_proj_dim != hidden_size):
             raise InputError(
                 "model: deploy_precision needs readout 'residual' and a token table as wide as the residual stream"
@@ -145,6 +149,16 @@ class BiSpikCLMConfig(PreTrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def graded(self) -> bool:
+        """The quantised twin: one step, whose values are counts of up to T_s (models/quantised.py)."""
+        return self.neuron in GRADED
+
+    @property
+    def steps(self) -> int:
+        """Steps that a token takes: T_s, or one of a twin."""
+        return 1 if self.graded else self.num_steps
 
     @property
     def layer_sites(self) -> tuple[str, ...]:
@@ -326,7 +340,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
         """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` made of `a` and `h`."""
         config = self.config
-        alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, load(NEURONS[config.neuron])
+        alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, neuron_of(config)
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
 
@@ -357,7 +371,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         k = split_heads(fire("k", self.k_proj(x)), heads)
         v = split_heads(fire("v", self.v_proj(x)), heads)
         if cache is not None:
-            k, v = update_cache(cache, self.index, k, v)
+            k, v = update_cache(cache, self.index, k, v, config.num_steps if config.graded else None)
         a = fire("a", coincidences(q, k))
         r = fire("r", merge_heads(weighted_values(a, v)))
         h = write(h, "o", self.out_proj(r))
@@ -478,7 +492,8 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         """What meets the output table. On the integer grid y / s_y, and the table's side multiplies by e^s."""
         features = self.final_layer_norm((h if self.config.readout == "residual" else x).mean(0))
         if self.config.deploy_precision != "none":
-            return grid.straight(grid.head_features(h, self.final_layer_norm), features)
+            levels = self.config.num_steps if self.config.graded else 1
+            return grid.straight(grid.head_features(h, self.final_layer_norm, levels), features)
         if self.project_out is not None:
             features = self.project_out(features)
         return features * self.logit_scale.exp()
@@ -507,10 +522,10 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
                 f"{config.max_position_embeddings}; shorten the prompt or generate fewer tokens"
             )
         start = self.embedding_current(input_ids, position_ids)
-        h = start.expand(config.num_steps, *start.shape)
+        h = start.expand(config.steps, *start.shape)
         threshold, bias, unit = self.neurons()
         current = h if bias is None else h + bias
-        neuron = load(NEURONS[config.neuron])
+        neuron = neuron_of(config)
         x = neuron(current, threshold, config.alpha, config.xi, config.scaled_surrogate, unit)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)

@@ -142,10 +142,12 @@ def head_scale(norm: nn.LayerNorm) -> float:
 
 
 @torch.no_grad()
-def head_features(h: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """y / s_y of LN(mean over steps of h [time, ..., d]), in float64 from exact sums."""
-    steps, size = h.shape[0] / RESIDUAL_UNIT, h.shape[-1]
-    counts = (h.double().sum(0) / RESIDUAL_UNIT).long()
+def head_features(h: Tensor, norm: nn.LayerNorm, levels: int = 1) -> Tensor:
+    """y / s_y of LN(mean over steps of h [time, ..., d]), in float64 from exact sums. levels: h is a multiple of the
+    residual unit divided by it.
+    """
+    steps, size = levels * h.shape[0] / RESIDUAL_UNIT, h.shape[-1]
+    counts = (h.double().sum(0) * (levels / RESIDUAL_UNIT)).long()
     mean = counts.sum(-1, keepdim=True).double() / (size * steps)
     square = counts.square().sum(-1, keepdim=True).double() / (size * steps * steps)
     inverse = 1.0 / ((square - mean * mean).clamp(min=0.0) + norm.eps).sqrt()

@@ -24,7 +24,7 @@ from spikeopd.models.bispikclm import (
     SpikeLinear,
     start_distances,
 )
-from spikeopd.models.neurons import lif
+from spikeopd.models.neurons import neuron_of
 
 RATES = {"a": 0.1, "r": 0.15}  # firing rates that calibration gives to S_A and, where heads share V, to S_AV
 WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual stream's at the start
@@ -68,7 +68,7 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     decoder: Any = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
     copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
     llama: Any = teacher.model if isinstance(teacher, LlamaForCausalLM) else None
-    norm = decoder.final_layer_norm if decoder else llama.norm if llama else None
+    norm: Any = decoder.final_layer_norm if decoder else llama.norm if llama else None
     copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
     if done["final LayerNorm"] == "copied" and decoder:
         base.final_layer_norm.bias.copy_(norm.bias)
@@ -201,14 +201,14 @@ def _calibrate_site(block: BiSpikCLMBlock, site: str, current: Tensor, spread: f
         queries, keys = current.shape[-2:]
         causal = torch.ones(queries, keys, dtype=torch.bool, device=current.device).tril()
         pairs = current[..., causal].movedim(2, 0).flatten(2)  # [head, time, ...]
-        block.log_threshold_a.copy_(torch.stack([_threshold_for(x, RATES["a"], config.alpha) for x in pairs]).log())
+        block.log_threshold_a.copy_(torch.stack([_threshold_for(x, RATES["a"], config) for x in pairs]).log())
         if block.bias_a is not None:
             block.bias_a.copy_(start_distances(*block.bias_a.shape) * block.log_threshold_a.exp()[:, None])
     elif site in ("r", "x", "h") and config.neurons == "own":
         _own(getattr(block, f"log_threshold_{site}"), getattr(block, f"bias_{site}"), current, spread)
     elif site == "r":
         heads = current.unflatten(-1, (config.num_attention_heads, -1)).movedim(-2, 0)
-        block.log_threshold_r.copy_(torch.stack([_threshold_for(x, RATES["r"], config.alpha) for x in heads]).log())
+        block.log_threshold_r.copy_(torch.stack([_threshold_for(x, RATES["r"], config) for x in heads]).log())
 
 
 def _own(log_threshold: Tensor, bias: Tensor, current: Tensor, spread: float) -> None:
@@ -219,12 +219,13 @@ def _own(log_threshold: Tensor, bias: Tensor, current: Tensor, spread: float) ->
     bias.copy_(-flat.mean(0))
 
 
-def _threshold_for(current: Tensor, rate: float, alpha: float, rounds: int = 20) -> Tensor:
+def _threshold_for(current: Tensor, rate: float, config: BiSpikCLMConfig, rounds: int = 20) -> Tensor:
     """V at which neurons under this current [time, ...] fire at `rate` on average, by bisection."""
+    neuron = neuron_of(config)
     low, high = current.new_tensor(1e-3), current.max() * current.shape[0] + 1
     for _ in range(rounds):
         middle = (low * high).sqrt()
-        if lif(current, middle, alpha).mean() > rate:
+        if neuron(current, middle, config.alpha).mean() > rate:
             low = middle
         else:
             high = middle

@@ -11,6 +11,7 @@ With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, a u
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 from spikeopd.models import lif_cpu, lif_triton
 from spikeopd.models.surrogate import psi, spike
+from spikeopd.registry import GRADED, NEURONS, load
 
 Neuron = Callable[..., Tensor]  # with the arguments of `lif`; registry.NEURONS lists them
 
@@ -55,6 +57,12 @@ def lif(
     elif not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
         return lif_cpu.spikes(current, threshold.to(current.dtype), alpha)
     return _LIF.apply(current, threshold, alpha, xi, scaled, unit)
+
+
+def neuron_of(config: Any) -> Neuron:
+    """The neuron that a student's config names."""
+    neuron: Neuron = load(NEURONS[config.neuron])
+    return partial(neuron, levels=config.num_steps) if config.neuron in GRADED else neuron
 
 
 @torch.no_grad()

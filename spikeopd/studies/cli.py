@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from spikeopd.studies.study import Request
 
 PROG = "spikeopd-study"
-EPILOG = """studies: stability, controlled, ablation, initialization, rollout-length, layers, scale, diagnostics, stage1
+EPILOG = """studies: stability, controlled, ablation, initialization, rollout-length, layers, scale, diagnostics,
+stage1, sparsity
 
 A study can be interrupted and started again: finished single runs are found by their content and not repeated,
 also by other studies with the same --output.
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", nargs="+", metavar="SEED", help="numbers or ranges such as 0-9 (default: the paper's)"
     )
+    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose label holds one of these texts")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, one thread each (default: 1)")
     parser.add_argument("--start", metavar="DIR", help="student all runs start from (default: Stage 1 is run)")
     parser.add_argument("--teacher", metavar="NAME", help="teacher of Stage 2, e.g. tiny-rule (default: the recipe's)")
@@ -67,7 +69,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     arguments = parser.parse_intermixed_args(argv)
     # `--seeds 0 1 stage2.updates=60`: an override behind the seeds or tasks is an override.
-    for name in ("seeds", "tasks"):
+    for name in ("seeds", "tasks", "rows"):
         words = getattr(arguments, name) or []
         arguments.overrides += [word for word in words if "=" in word]
         setattr(arguments, name, [word for word in words if "=" not in word])
@@ -119,6 +121,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         tuple(benchmark.name for benchmark in choose(arguments.tasks)) if arguments.tasks else (),
         arguments.limit,
         asked=bool(arguments.seeds),
+        only=tuple(arguments.rows),
     )
 
 

@@ -57,7 +57,7 @@ class Study:
     rows: Callable[[Config], list[Row]]
     columns: tuple[Column, ...]
     seeds: tuple[int, ...] = (0,)
-    figure: Literal["points", "collapse", "diagnostics"] = "points"
+    figure: Literal["points", "collapse", "diagnostics", "pareto"] = "points"
 
 
 AVERAGE = Column("average", "Avg. %", 1, "high")
@@ -66,6 +66,14 @@ SELF_KL = Column("self_kl", "KL self", 3, "low")
 TEACHER_KL = Column("teacher_kl", "KL corpus", 3, "low")
 ADJ, DIST4 = Column("adj", "Adj. %", 2, "low"), Column("dist4", "Dist.-4 %", 2, "high")
 RUN, RATE = Column("run", "Run", 3, "low"), Column("rate", "Rate", 4)
+ENERGY = (
+    Column("fired", "Rate", 4),
+    Column("appendix_nj", "App. E [nJ]", 0, "low"),
+    Column("spike_nj", "per spike [nJ]", 0, "low"),
+    Column("token_nj", "per token [nJ]", 0, "low"),
+    Column("twin_dense_nj", "dense twin [nJ]", 0),
+    Column("event_ms", "event CPU [ms]", 3, "low"),
+)
 TASKS = tuple(Column(f"task_{task.name}", f"{task.label} %", 1, "high") for task in BENCHMARKS.values())
 EFFICIENCY = (Column("ops", "OPs [M]", 1, "low"), RATE, Column("energy", "Energy [µJ]", 1, "low"))
 QUALITY = (AVERAGE, PERPLEXITY, TEACHER_KL, SELF_KL, ADJ, DIST4)
@@ -245,6 +253,22 @@ def _stage1(config: Config) -> list[Row]:
     ]
 
 
+RATES = (0.20, 0.15, 0.10, 0.07, 0.05, 0.03)  # that `sparsity` asks for, beside none
+
+
+def _sparsity(config: Config) -> list[Row]:
+    """Stage 1 of student and twin: without a target, then under each rate, everything else the same."""
+    return [
+        Row(
+            f"{name}, {'no target' if rate is None else f'rate {rate:.2f}'}",
+            kind="stage1",
+            base=(f"model.neuron={neuron}", f"stage1.rate_target={[] if rate is None else [rate]}"),
+        )
+        for name, neuron in (("student", "lif"), ("twin", "quantised"))
+        for rate in (None, *RATES)
+    ]
+
+
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
@@ -267,6 +291,8 @@ STUDIES: dict[str, Study] = {
               (0,), "diagnostics"),
         Study("stage1", "SpAD and its five targets (App. F)", _stage1,
               (AVERAGE, PERPLEXITY, TEACHER_KL)),
+        Study("sparsity", "Sparsity as a dial: what a firing rate costs and saves (docs/energy.md)", _sparsity,
+              (PERPLEXITY, TEACHER_KL, *ENERGY), (0, 1, 2), "pareto"),
     )
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from spikeopd.diagnostics.report import draw as draw_diagnostics
 from spikeopd.diagnostics.report import pyplot, save
 from spikeopd.studies.definitions import Row, Study
+from spikeopd.studies.pareto import pareto
 
 STYLES = ("-", "-.", "--", "-")  # a curve that lies on another stays visible
 
@@ -117,4 +118,6 @@ def draw(
     if study.figure == "diagnostics":
         curves = {row.label: runs[0]["diagnostics_curves"] for row, runs in zip(rows, results, strict=True)}
         return draw_diagnostics(curves, folder, "figure")
+    if study.figure == "pareto":
+        return pareto(rows, values, folder)
     return points(study, rows, values, folder)

@@ -34,13 +34,19 @@ Note = Callable[[str], None]
 RESULT = "result.json"
 EVALUATION_VERSION = 2  # raise it when `worker.evaluate` measures something else
 TRAINING_VERSION = 2  # raise it when a method trains otherwise
+SPENDING_VERSION = 1  # raise it when `spending.measure` counts otherwise
 VERSION = [spikeopd.__version__, TRAINING_VERSION, EVALUATION_VERSION]
 # Options that came after the first keys: at these values a run is the one it was without them.
-YOUNGER = {
+YOUNGER: dict[str, Any] = {
     "model.neuron": "lif",
     "stage2.divergence": "forward_kl",
     "data.max_prompt_tokens": None,
     "train.gradients": "fp32",
+    **{
+        f"{stage}.{name}": value
+        for stage in ("stage1", "stage2")
+        for name, value in (("rate_target", []), ("rate_coef", 30.0), ("rate_warmup", 0.5))
+    },
 }
 OF_EVALUATION = ("stage2.model_name_or_path", "stage2.prompt_length", "stage2.temperature")
 
@@ -101,6 +107,28 @@ class Zeroshot:
         return {"kind": "zeroshot", "tasks": self.tasks, "limit": self.limit} | {
             name: str(Path(place).resolve()) for name, place in places.items()
         }
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What one student of Stage 1 spends when it is exported and fed validation text: a run of its own."""
+
+    student: str
+    config: Config  # whose validation text
+    cost = 0
+
+    @property
+    def key(self) -> str:
+        text = source_hash(self.config.data.validation_source or self.config.data.source)
+        length = self.config.data.sequence_length
+        values = ("spending", SPENDING_VERSION, student_hash(self.student), text, length, VERSION)
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+    def folder(self, pool: Path) -> Path:
+        return pool / self.key[:20]
+
+    def asked(self) -> dict[str, Any]:
+        return {"kind": "spending", "student": str(Path(self.student).resolve()), "config": config_to_dict(self.config)}
 
 
 def content_key(run: Run) -> str:
@@ -187,11 +215,12 @@ def source_hash(name: str) -> str:
 # --- carrying out ----------------------------------------------------------------------------------------------------
 
 
+Task = Run | Zeroshot | Spending
 # Not `-m`, which looks for modules in the working folder first.
 WORKER = "import sys; sys.path[:] = [p for p in sys.path if p]; from spikeopd.studies.worker import start; start()"
 
 
-def read_result(run: Run | Zeroshot, pool: Path) -> dict[str, Any] | None:
+def read_result(run: Task, pool: Path) -> dict[str, Any] | None:
     """Students are named relative to the run's folder, so that a pool can be moved; here they are paths again."""
     path = run.folder(pool) / RESULT
     try:
@@ -206,7 +235,7 @@ def read_result(run: Run | Zeroshot, pool: Path) -> dict[str, Any] | None:
         raise InputError(f"{path}: damaged ({short(error)}); remove it to evaluate the run again") from error
 
 
-def request(run: Run | Zeroshot, pool: Path) -> Path:
+def request(run: Task, pool: Path) -> Path:
     """The run's folder with its request in it."""
     folder = run.folder(pool)
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +243,7 @@ def request(run: Run | Zeroshot, pool: Path) -> Path:
     return folder
 
 
-def execute(runs: Sequence[tuple[str, Run | Zeroshot]], pool: Path, jobs: int, note: Note) -> list[dict[str, Any]]:
+def execute(runs: Sequence[tuple[str, Task]], pool: Path, jobs: int, note: Note) -> list[dict[str, Any]]:
     """Results in order. (label, run) pairs; at most `jobs` processes, long runs first, so that none is left over at the
     end; the first failure stops the rest."""
     waiting = {run.key: (label, run) for label, run in runs if read_result(run, pool) is None}

@@ -17,7 +17,17 @@ from spikeopd.files import write_json, write_text
 from spikeopd.runlog import environment
 from spikeopd.students import no_bars, place
 from spikeopd.studies.definitions import Row, Study, base_of
-from spikeopd.studies.runs import Note, Run, Zeroshot, benchmark_hashes, execute, read_result, stage1_run, stage2_run
+from spikeopd.studies.runs import (
+    Note,
+    Run,
+    Spending,
+    Zeroshot,
+    benchmark_hashes,
+    execute,
+    read_result,
+    stage1_run,
+    stage2_run,
+)
 from spikeopd.studies.values import make_table, of_row
 
 
@@ -37,6 +47,7 @@ class Request:
     tasks: tuple[str, ...] = ()  # of the benchmarks; all eight if none is named
     limit: int | None = None
     asked: bool = False
+    only: tuple[str, ...] = ()  # texts; rows whose label holds none of them are left out
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -60,7 +71,15 @@ class Request:
 
 
 def rows_of(request: Request) -> list[Row]:
-    return request.study.rows(request.config)
+    """The rows of the study; with `only`, those whose label holds one of its texts."""
+    rows = request.study.rows(request.config)
+    chosen = [row for row in rows if not request.only or any(text in row.label for text in request.only)]
+    if not chosen:
+        labels = ", ".join(row.label for row in rows)
+        raise ConfigError(
+            f"--rows {' '.join(request.only)}: no row of {request.study.name} is called so; it has {labels}"
+        )
+    return chosen
 
 
 def stage1_of(request: Request, row: Row) -> Run:
@@ -99,7 +118,10 @@ def runs_of(request: Request, row: Row) -> list[Run]:
     if row.kind == "stage1":
         if request.start is not None:
             raise InputError(f"--start {request.start}: {request.study.name} trains Stage 1 itself; leave --start out")
-        return [stage1_of(request, row)]
+        base = base_of(row, request.config, request.overrides)
+        if row.one_seed:
+            return [stage1_run(base)]
+        return [stage1_run(base, (f"train.seed={seed}",)) for seed in request.seeds]
     base = base_of(row, request.config, request.overrides)
     teacher = (f"teacher.teacher_model_name_or_path={request.teacher}",) if request.teacher else ()
     seeds = seeds_of(request, row)
@@ -164,6 +186,8 @@ def carry_out(request: Request, note: Note) -> dict[str, Any]:
     results = [[next(found) for _ in group] for group in runs]
     if request.benchmarks:
         add_zeroshot(request, flat, results, note)
+    if request.study.figure == "pareto":
+        add_spending(request, flat, results, note)
     if request.study.figure == "diagnostics":
         diagnose(request, rows, runs, results, note)
     return write(request, rows, runs, results)
@@ -189,6 +213,19 @@ def add_zeroshot(
     )
     for result, found in zip(flat, scored, strict=True):
         result["zeroshot"] = found
+
+
+def add_spending(
+    request: Request, labelled: Sequence[tuple[str, Run]], results: list[list[dict[str, Any]]], note: Note
+) -> None:
+    """Counted events, energies and time of every row's exported students."""
+    flat = [result for group in results for result in group]
+    asked = [
+        (f"{label}, spending", Spending(result["student"], run.config))
+        for (label, run), result in zip(labelled, flat, strict=True)
+    ]
+    for result, found in zip(flat, execute(asked, request.pool, request.jobs, note), strict=True):
+        result["spending"] = found
 
 
 def diagnose(

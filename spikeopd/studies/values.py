@@ -28,6 +28,7 @@ def of_run(result: Mapping[str, Any]) -> dict[str, float | None]:
         seen = [value for value in (result.get("trace") or {}).get(name, []) if value is not None][-WINDOW:]
         found[f"trace_{name}"] = 100 * statistics.fmean(seen) if seen else None
     found |= result.get("diagnostics", {})
+    found |= {name: value for name, value in result.get("spending", {}).items() if isinstance(value, (int, float))}
     return found
 
 

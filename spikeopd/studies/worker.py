@@ -54,7 +54,13 @@ def work(folder: Path) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{folder / 'request.json'}: damaged ({short(error)}); ask for the study again") from error
     began = time.monotonic()
-    result = zeroshot(asked) if asked["kind"] == "zeroshot" else train_and_evaluate(folder, asked)
+    if asked["kind"] == "spending":
+        from spikeopd.studies.spending import measure
+
+        config = config_from_dict(asked["config"], str(folder / "request.json"))
+        result = measure(config, Path(asked["student"]), folder)
+    else:
+        result = zeroshot(asked) if asked["kind"] == "zeroshot" else train_and_evaluate(folder, asked)
     result["seconds"] = round(time.monotonic() - began, 1)
     result["cpu_seconds"] = round(time.process_time(), 1)  # what the run costs on a machine with nothing else to do
     write_json(folder / RESULT, result)

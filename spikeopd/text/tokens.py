@@ -9,6 +9,7 @@ Work that was cut short goes on where its last note was made.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -172,22 +173,28 @@ def _write(
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     opening, before = ([end], []) if begin == end else ([], [begin])
     try:
-        count, documents, text_bytes = _noted(temporary, note, fingerprint, dtype)
+        count, documents, text_bytes, digest = _noted(temporary, note, fingerprint, dtype)
         with open(temporary, "r+b" if documents else "wb") as file:
+
+            def put(values: list[int]) -> None:
+                tokens = np.array(values, dtype=dtype)
+                tokens.tofile(file)
+                digest.update(tokens.tobytes())
+
             header_size = _write_header(file, dtype, 0)
             if documents:
                 file.truncate(header_size + count * dtype.itemsize)
                 file.seek(0, os.SEEK_END)
                 log.info("tokenising %s (%s): goes on after %d documents", source.name, split, documents)
             else:
-                np.array(opening, dtype=dtype).tofile(file)
+                put(opening)
                 count = len(opening)
             last_line = time.monotonic()
             for texts in _groups(islice(source.documents(split), documents, None), DOCUMENTS_PER_CALL):
                 if max_tokens is not None and count >= max_tokens:
                     break
                 for text, ids in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-                    np.array([*before, *ids, end], dtype=dtype).tofile(file)
+                    put([*before, *ids, end])
                     count += len(before) + len(ids) + 1
                     documents += 1
                     text_bytes += len(text.encode("utf-8"))
@@ -198,7 +205,7 @@ def _write(
                     file.flush()
                     os.fsync(file.fileno())
                     done = {"tokens": count, "documents": documents, "text_bytes": text_bytes}
-                    write_json(note, {"fingerprint": fingerprint} | done)
+                    write_json(note, {"fingerprint": fingerprint, "sha256": _note_seal(digest, done)} | done)
                     log.info(
                         "tokenising %s (%s): %d documents, %.1f M tokens", source.name, split, documents, count / 1e6
                     )
@@ -233,17 +240,31 @@ def _write(
     return data
 
 
-def _noted(temporary: Path, note: Path, fingerprint: str, dtype: np.dtype[Any]) -> tuple[int, int, int]:
-    """(tokens, documents, bytes of text) that work cut short has on disk; zeros where there is none to go on from."""
+def _noted(temporary: Path, note: Path, fingerprint: str, dtype: np.dtype[Any]) -> tuple[int, int, int, Any]:
+    """(tokens, documents, bytes of text, hash of the tokens) that work cut short has on disk, if it is what was
+    written; zeros where there is none to go on from. Damaged tokens would be sealed with the rest and trained on.
+    """
+    digest = hashlib.sha256()
     try:
         found = read_json(note)
-        tokens, documents, text_bytes = (int(found[name]) for name in ("tokens", "documents", "text_bytes"))
-        if found["fingerprint"] == fingerprint and temporary.stat().st_size >= tokens * dtype.itemsize:
-            return tokens, documents, text_bytes
+        done = {name: found[name] for name in ("tokens", "documents", "text_bytes")}
+        if found["fingerprint"] == fingerprint and all(type(n) is int and n > 0 for n in done.values()):
+            left = done["tokens"] * dtype.itemsize
+            with open(temporary, "rb") as file:
+                file.seek(_write_header(io.BytesIO(), dtype, 0))
+                while left and (block := file.read(min(left, 1 << 20))):
+                    digest.update(block)
+                    left -= len(block)
+            if not left and found["sha256"] == _note_seal(digest, done):
+                return done["tokens"], done["documents"], done["text_bytes"], digest
     except (OSError, ValueError, TypeError, KeyError):
         pass
     note.unlink(missing_ok=True)
-    return 0, 0, 0
+    return 0, 0, 0, hashlib.sha256()
+
+
+def _note_seal(digest: Any, done: dict[str, Any]) -> str:
+    return hashlib.sha256(f"{digest.hexdigest()} {json.dumps(done, sort_keys=True)}".encode()).hexdigest()
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], count: int) -> int:

@@ -80,7 +80,8 @@ def _pieces(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+    return [(first, second) for first, second in pairs]
 
 
 def _alphabet(content: Mapping[str, Any], pieces: Mapping[str, int]) -> Sequence[str]:

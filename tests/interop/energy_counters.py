@@ -3,7 +3,8 @@
     python energy_counters.py BLOCKS.npz
 
 BLOCKS.npz holds, per layer l: `l.NAME.spikes` [rows, in] and `l.NAME.weight` [in, out] of every projection, and
-`l.q`, `l.k`, `l.v` [tokens, T_s, heads, head_dim] and `l.a.TOKEN` [T_s, heads, TOKEN + 1]. Prints one JSON object.
+`l.q`, `l.k`, `l.v` [tokens, T_s, heads, head_dim] and `l.a.TOKEN` [T_s, heads, TOKEN + 1]; of a quantised twin
+`l.NAME.counts` and `l.NAME.weight` alone. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -76,6 +77,17 @@ def projection(spikes: np.ndarray, weight: np.ndarray) -> dict:
     }
 
 
+def graded_projection(counts: np.ndarray, weight: np.ndarray) -> dict[str, int]:
+    """A projection of a quantised twin: values that are not binary, and which of them are not zero."""
+    found = neurobench_counts(counts, weight)
+    return {
+        "neurobench_acs": found["Effective_ACs"],
+        "neurobench_macs": found["Effective_MACs"],
+        "neurobench_dense": found["Dense"],
+        "spikingjelly": spikingjelly_count(counts > 0, weight),
+    }
+
+
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, a: list[np.ndarray]) -> dict[str, int]:
     """The two attention products, token by token (masked) and as squares (unmasked), with binary and other operands.
 
@@ -118,7 +130,10 @@ def main(path: str) -> None:
         if name.endswith(".spikes"):
             stem = name.removesuffix(".spikes")
             result[stem] = projection(blocks[name], blocks[f"{stem}.weight"])
-    for layer in sorted({name.split(".")[0] for name in blocks}):
+        if name.endswith(".counts"):
+            stem = name.removesuffix(".counts")
+            result[stem] = graded_projection(blocks[name], blocks[f"{stem}.weight"])
+    for layer in sorted({name.split(".")[0] for name in blocks if name.endswith(".q")}):
         q = blocks[f"{layer}.q"]
         a = [blocks[f"{layer}.a.{token}"] for token in range(len(q))]
         result[f"{layer}.attention"] = attention(q, blocks[f"{layer}.k"], blocks[f"{layer}.v"], a)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from energy.costs import MEMORY, OPERATIONS
 from energy.flops import keys_of_sequence
 from energy.memory import activity_work, student_tally
 from neuro_sim.dense import DenseDecoder
+from neuro_sim.graded import GradedDecoder
 from spikeopd.contracts import Activity, SpikeTrace
 from spikeopd.contracts.topology import layer_macs
 
@@ -205,3 +207,44 @@ def test_a_projections_whole_bill_is_lemaires(others: Counts, form: str) -> None
 def sram(size: float) -> float:
     """pJ per byte as Lemaire et al. interpolate: 0 at 0 bytes, then 10, 20 and 100 pJ per 32 bits."""
     return float(np.interp(size, (0, 8192, 32768, 1048576), (0, 2.5, 5, 25)))
+
+
+# --- the quantised twin ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["paper", "plus"])
+def test_products_of_a_twin_are_effective_macs(tmp_path: Path, name: str) -> None:
+    """NeuroBench sees values that are not binary and counts MACs: those of inputs and weights that are not zero.
+    SpikingJelly counts the synapses that inputs reach which are not zero; dense is one step of our FLOPs.
+    """
+    if not PYTHON.exists():
+        pytest.skip(f"NeuroBench and SpikingJelly are not installed; install with: {INSTALL}")
+    shape = replace(SHAPES[name], neuron="quantised")
+    model, trace = random_model(shape, seed=3, drive=1.5), SpikeTrace()
+    decoder = GradedDecoder(model, trace)
+    total = Activity.total([decoder.step(token)[1] for token in range(TOKENS)])
+    blocks: dict[str, np.ndarray] = {}
+    for layer in range(LAYERS):
+        entering = trace.sites[-1, "embed"] if layer == 0 else trace.sites[layer - 1, "h"]
+        for weight, (site, _) in PROJECTIONS.items():
+            recorded = entering if site == "input" else trace.sites[layer, site]
+            blocks[f"{layer}.{weight}.counts"] = np.stack([steps.sum(0) for steps in recorded])
+            blocks[f"{layer}.{weight}.weight"] = getattr(model.layers[layer], weight)
+    np.savez(tmp_path / "twin.npz", **blocks)
+    script = Path(__file__).with_name("energy_counters.py")
+    done = subprocess.run([PYTHON, script, tmp_path / "twin.npz"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    others, flops = json.loads(done.stdout.splitlines()[-1]), layer_macs(shape, TOKENS, 0)
+    for layer in range(LAYERS):
+        for component in ("qkv", "output", "ffn_in", "ffn_out"):
+            names = [weight for weight, (_, target) in PROJECTIONS.items() if target == component]
+            found = [others[f"{layer}.{weight}"] for weight in names]
+            zeros = sum(
+                int(((blocks[f"{layer}.{w}.counts"] > 0).sum(0)[:, None] * (blocks[f"{layer}.{w}.weight"] == 0)).sum())
+                for w in names
+            )
+            mine = int(total.sops[component][layer].sum())
+            assert sum(row["neurobench_macs"] for row in found) + zeros == mine > 0
+            assert all(row["neurobench_acs"] == 0 for row in found)
+            assert sum(row["neurobench_dense"] for row in found) == flops[component]
+            assert sum(row["spikingjelly"] for row in found) == mine

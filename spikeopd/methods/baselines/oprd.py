@@ -59,7 +59,7 @@ def run(setup: Setup, log: RunLog, student_path: str, *, resume: bool = False) -
 def adapt(run: Adaptation[RepresentationPolicy]) -> dict[str, Any]:
     setup, options, policy = run.setup, run.options, run.objective
     count, shape = entries(setup, len(policy.matched)), run.reference.config
-    slots = options.batch_size * options.max_completion_length * shape.num_steps
+    slots = options.batch_size * options.max_completion_length * shape.steps
     for update in run.updates(options.updates):
         parts = opd.visit(run, update)
         total = torch.zeros((), dtype=torch.float64, device=setup.device)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from random_models import random_shape
 from random_runs import make_run, write_run
 
 from energy.cli import build_parser, main
@@ -289,7 +290,9 @@ def test_the_commands_and_the_python_of_the_docs_run(example, capsys) -> None:
     commands = [
         shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("spikeopd-energy ")
     ]
-    assert len(commands) == 11
+    assert len(commands) == 13
+    for name, neuron in (("student", "lif"), ("twin", "quantised")):  # of one shape, as the page has them
+        write_run(Path(f"{name}.json"), make_run(random_shape(neuron=neuron)))
     shown = run(capsys, "report", example)[1]
     quoted = text.split("The first lines of a report:\n\n```\n")[1].split("```")[0]
     assert quoted in shown

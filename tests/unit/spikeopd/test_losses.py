@@ -21,6 +21,7 @@ from spikeopd.losses import (
     soft_token,
     spike_coefficients,
     spike_loss,
+    square_errors,
 )
 from spikeopd.registry import DIVERGENCES, load
 
@@ -214,3 +215,18 @@ def test_linear_sums_have_the_gradient_of_plain_autograd(seed, rows, chunk, weig
     with torch.no_grad():
         without = linear_sums(part, weights, chunk, (features, table, bias), target, labels)
     assert torch.equal(without[1], found[1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.integers(1, 6), st.booleans(), st.sampled_from([(1.0, 0.5), (0.0, 2.0), (0.3, 0.0)]))
+def test_square_errors_have_the_gradient_of_plain_autograd(seed, n, masked, weights):
+    x, targets = logits(seed, 2, n, n), (logits(seed + 1, 2, n, n), logits(seed + 2, 2, n, n))
+    mask = torch.ones(n, n, dtype=x.dtype).tril() if masked else None
+    mine, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loss, errors = square_errors(mine, targets, weights, mask)
+    (2 * loss).backward()
+    each = [masked_square_error(plain, target, mask) for target in targets]
+    (2 * sum(weight * error for weight, error in zip(weights, each, strict=True))).backward()
+    assert torch.allclose(mine.grad, plain.grad, atol=1e-12)
+    for weight, error, expected in zip(weights, errors, each, strict=True):
+        assert error.item() == pytest.approx(expected.item() if weight else 0.0, rel=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -15,7 +16,7 @@ from random_models import random_model, random_shape
 
 from spikeopd.contracts import load_trace
 from spikeopd.contracts.bundle import load_bundle
-from spikeopd.errors import ConfigError, InputError
+from spikeopd.errors import BackendMissing, ConfigError, InputError
 from spikeopd.files import parse_json, remove_leftovers, sole_process
 from spikeopd.options import parse_yaml
 from spikeopd.runlog import RunLog, read_metrics
@@ -181,6 +182,18 @@ def test_a_bundle_of_holes_is_refused_before_it_is_hashed(tmp_path, name):
         load_bundle(bundle)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize("name", ["top_k", "temperature"])
+def test_a_bundle_that_would_be_sampled_without_sense_is_refused(tmp_path, name, value):
+    from export.bundle_writer import write_bundle
+
+    bundle = write_bundle(random_model(random_shape(layers=1)), tmp_path / "b")
+    manifest = json.loads((bundle / "manifest.json").read_text()) | {"generation": {name: value}}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="field 'generation'"):
+        load_bundle(bundle)
+
+
 def test_a_packed_file_is_not_unpacked_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "LONGEST_DOCUMENT", 1000)
     monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
@@ -208,6 +221,80 @@ def test_a_file_of_millions_of_empty_lists_is_not_built():
         parse_json("[" + "[]," * 3_000_000 + "[]]")
     with pytest.raises(ConfigError, match="characters are too many"):
         parse_yaml("a: [" + "1," * 100_000 + "1]", "recipe")
+
+
+def test_a_cut_off_tokenisation_that_was_damaged_begins_again(tmp_path, monkeypatch):
+    """Its tokens would be sealed with the rest, and trained on."""
+    from types import SimpleNamespace
+
+    from spikeopd.text import tokens
+
+    texts = [f"text number {n}" for n in range(6)]
+    source = SimpleNamespace(
+        name="given", unbounded=False, documents=lambda split: iter(texts), fingerprint=lambda: "given"
+    )
+    whole = tokens.prepare(source, load_tokenizer(), "train", tmp_path / "whole").tokens.tolist()
+    monkeypatch.setattr(tokens, "DOCUMENTS_PER_CALL", 2)
+    monkeypatch.setattr(tokens, "SECONDS_BETWEEN_LINES", 0.0)
+
+    def cut(split):
+        yield from texts[:4]
+        raise KeyboardInterrupt
+
+    for damage in (False, True):
+        folder = tmp_path / f"cut{damage}"
+        with pytest.raises(KeyboardInterrupt):
+            tokens.prepare(SimpleNamespace(**vars(source) | {"documents": cut}), load_tokenizer(), "train", folder)
+        (partial,) = folder.glob(".*.partial")
+        if damage:
+            data = bytearray(partial.read_bytes())
+            data[140] ^= 1
+            partial.write_bytes(bytes(data))
+        monkeypatch.setattr(tokens, "_noted", seen := Seen(tokens._noted))
+        assert tokens.prepare(source, load_tokenizer(), "train", folder).tokens.tolist() == whole
+        assert (seen.result[1] == 0) == damage
+        monkeypatch.setattr(tokens, "_noted", seen.function)
+
+
+class Seen:
+    """A function that remembers what it gave."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *arguments):
+        self.result = self.function(*arguments)
+        return self.result
+
+
+def test_the_python_of_a_simulator_is_not_taken_from_the_working_folder(tmp_path, monkeypatch):
+    from neuro_sim.sanafe import process
+
+    (tmp_path / ".venv-sanafe" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv-sanafe" / "bin" / "python").write_text("#!/bin/sh\n")
+    monkeypatch.delenv(process.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(BackendMissing):
+        assert tmp_path not in process.find_python().resolve().parents
+
+
+def test_a_chip_of_endless_numbers_is_refused():
+    from spikeopd.contracts.chip import CHIP_SCHEMA, CHIP_TOTALS, parse_chip
+
+    raw = {"schema": CHIP_SCHEMA, "tokens": 1, "simulator": "s", "version": "v", "roles": {}, "dense_roles": {}}
+    with pytest.raises(InputError, match="expected a number from 0"):
+        parse_chip(raw | {"totals": dict.fromkeys(CHIP_TOTALS, 10**400)}, "run.json", 1)
+
+
+def test_llama2c_files_of_holes_and_odd_heads_are_one_line(tmp_path):
+    pytest.importorskip("torch", reason="the train extra brings torch")
+    from spikeopd.llama2c import HEADER, convert_llama2c
+
+    for values, reason in (((8, 8, 1, 8, 8, 4, 4), "not a model file"), ((8, 8, 1, 2, 2, 4, 4), "bytes of tokens")):
+        (tmp_path / "m.bin").write_bytes(HEADER.pack(*values))
+        os.truncate(tmp_path / "m.bin", 1 << 36)
+        with pytest.raises(InputError, match=reason):
+            convert_llama2c(tmp_path / "m.bin", tmp_path / "out")
 
 
 # --- links in a stranger's run folder --------------------------------------------------------------------------------
@@ -294,3 +381,12 @@ def test_sizes_that_the_weights_cannot_fill_are_refused_before_they_are_allocate
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(InputError, match="model.safetensors is corrupt"):
         check_sizes(tmp_path, small, "model")
+
+
+@pytest.mark.parametrize("family", [[], {}, 1, "x" * 5000])
+def test_a_family_that_is_no_name_is_refused(family):
+    from energy.flops import parse_teacher
+
+    with pytest.raises(InputError, match="no closed form for a") as caught:
+        parse_teacher({"model_type": family, "hidden_size": 8}, "config.json")
+    assert len(str(caught.value)) < 500

@@ -89,6 +89,30 @@ def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, tmp_pat
         assert other["loss"] == pytest.approx(found[0]["loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "weights", [[1.0] * 7, [0.0, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 2.0, 1.0, 0.3]]
+)
+def test_stage1_checkpointing_changes_no_gradient_and_every_parameter_has_one(weights):
+    """SAA and SFA are made inside the block, so they are recomputed with it; a branch without a weight leaves zeros."""
+    setup = small_setup()
+    objective = spad.make_objective(setup, spad.initial_student(setup)).train()
+    ids = torch.randint(4, 1024, (2, 12), generator=torch.Generator().manual_seed(0))
+    target = run_teacher(setup.teacher, ids, internals=True)
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            objective.student.gradient_checkpointing_enable()
+        objective.zero_grad()
+        loss, sums = objective.sums(ids, target, output_table(setup.teacher), weights)
+        loss.backward()
+        found.append((loss.item(), sums, {name: p.grad.clone() for name, p in objective.named_parameters()}))
+        assert loss.item() == pytest.approx((sums * torch.tensor(weights)).sum().item(), rel=1e-5)
+        assert [value != 0 for value in sums.tolist()] == [weight != 0 for weight in weights]
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6) and torch.allclose(found[0][1], found[1][1], rtol=1e-6)
+    for name, gradient in found[0][2].items():
+        assert torch.allclose(gradient, found[1][2][name], rtol=1e-5, atol=1e-7), name
+
+
 # --- Stage 2 ---------------------------------------------------------------------------------------------------------
 
 

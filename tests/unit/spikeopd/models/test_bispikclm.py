@@ -332,5 +332,5 @@ def test_the_neuron_that_is_named_fires(tmp_path, monkeypatch):
     BiSpikCLMForCausalLM.from_pretrained(tmp_path)(torch.arange(10)[None], recorder=recorder)
     assert len(recorder.spikes) == 11 and not any(spikes.any() for spikes in recorder.spikes.values())
     assert "neuron" not in BiSpikCLMConfig(**shape).to_dict() and BiSpikCLMConfig(**shape).neuron == "lif"
-    with pytest.raises(InputError, match="neuron 'izh' does not exist; give one of lif, silent"):
+    with pytest.raises(InputError, match="neuron 'izh' does not exist; give one of lif, quantised, silent"):
         BiSpikCLMConfig(**shape, neuron="izh")

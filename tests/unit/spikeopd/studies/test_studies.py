@@ -480,6 +480,32 @@ def test_a_study_says_what_its_numbers_are_held_against(world, tmp_path, here):
     assert f"{student['attention_off']:.2f} nats a token" in whole["text"]
 
 
+def test_sparsity_has_both_neurons_at_every_rate_and_rows_can_be_chosen(tmp_path):
+    config = load_config("tiny")
+    rows = find("sparsity").rows(config)
+    assert len(rows) == 14 and rows[0].label == "student, no target" and rows[-1].label == "twin, rate 0.03"
+    request = studying.Request(find("sparsity"), config, tmp_path, (0, 1), only=("twin, rate 0.05", "no target"))
+    chosen = studying.rows_of(request)
+    assert [row.label for row in chosen] == ["student, no target", "twin, no target", "twin, rate 0.05"]
+    found = [run for row in chosen for run in studying.runs_of(request, row)]
+    assert [run.config.train.seed for run in found] == [0, 1] * 3 and len({run.key for run in found}) == 6
+    assert [(r.config.model.neuron, r.config.stage1.rate_target) for r in found[::2]] == [
+        ("lif", ()), ("quantised", ()), ("quantised", (0.05,))
+    ]  # fmt: skip
+    plain = stage1_run(config, ("train.seed=1",))
+    assert found[1].key == plain.key  # at its defaults an option that came later is no part of a name
+    with pytest.raises(ConfigError, match="--rows izh: no row of sparsity is called so; it has student, no target"):
+        studying.rows_of(replace(request, only=("izh",)))
+
+
+def test_the_pareto_figure_is_drawn_from_what_there_is(tmp_path):
+    rows = find("sparsity").rows(load_config("tiny"))[:3]
+    keys = ("perplexity", "appendix_nj", "spike_nj", "token_nj", "twin_dense_nj")
+    values = [{key: {"mean": 50.0 + place, "sd": None, "n": 1} for key in keys} for place in range(3)]
+    drawn = figures.draw(find("sparsity"), rows, values, [[]] * 3, tmp_path)
+    assert sorted(path.name for path in drawn) == ["figure.png", "figure.svg"] and drawn[0].stat().st_size > 5000
+
+
 def test_seeds():
     assert seeds(["0", "3-5"]) == (0, 3, 4, 5)
     for wrong in (["x"], ["5-3"], ["1", "0-2"], ["-1"]):

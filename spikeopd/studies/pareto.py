@@ -1,0 +1,63 @@
+"""The figure of `sparsity`: perplexity against energy per token, student and twin, under each energy model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spikeopd.diagnostics.report import pyplot, save
+from spikeopd.studies.definitions import Row
+
+PANELS = {
+    "appendix_nj": "Appendix E: arithmetic alone",
+    "spike_nj": "with memory, a row fetched per spike",
+    "token_nj": "with memory, a row fetched once per token",
+}
+ALLOWED = 1.05  # perplexity that the goal allows, over the student without a target
+
+
+def pareto(rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Each point is a target, with its spread over the seeds; crosses are twins that read every weight."""
+    plot = pyplot()
+    figure, axes = plot.subplots(1, len(PANELS), figsize=(4.3 * len(PANELS), 3.9), layout="constrained", sharey=True)
+    for axis, (key, title) in zip(axes, PANELS.items(), strict=True):
+        for index, name in enumerate(("student", "twin")):
+            found = [
+                (row.label.partition(", ")[2], value)
+                for row, value in zip(rows, values, strict=True)
+                if row.label.startswith(f"{name},") and key in value and "perplexity" in value
+            ]
+            if not found:
+                continue
+            color = f"C{index}"
+            energies, losses = ([value[column] for _, value in found] for column in (key, "perplexity"))
+            axis.errorbar(
+                [e["mean"] for e in energies],
+                [p["mean"] for p in losses],
+                xerr=[e["sd"] or 0.0 for e in energies],
+                yerr=[p["sd"] or 0.0 for p in losses],
+                fmt="o-",
+                color=color,
+                capsize=2,
+                markersize=4,
+                linewidth=1,
+                label=name if name == "student" else "twin, zeros skipped",
+            )
+            for (label, _), energy, loss in zip(found, energies, losses, strict=True):
+                short = label.removeprefix("rate ")
+                place = (energy["mean"], loss["mean"])
+                axis.annotate(short, place, (4, 4), textcoords="offset points", fontsize=7, color=color)
+            if name == "twin" and key != "appendix_nj":
+                dense = [value["twin_dense_nj"]["mean"] for _, value in found]
+                axis.plot(dense, [p["mean"] for p in losses], "x", color=color, markersize=5, label="twin, dense")
+        free = next((v for r, v in zip(rows, values, strict=True) if r.label == "student, no target"), None)
+        if free is not None and "perplexity" in free:
+            axis.axhline(ALLOWED * free["perplexity"]["mean"], color="0.6", linestyle=":", linewidth=1)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("nJ per token", fontsize=9)
+        axis.tick_params(labelsize=8)
+    axes[0].set_ylabel("perplexity", fontsize=9)
+    axes[-1].legend(fontsize=8, frameon=False)
+    figure.suptitle("Perplexity against energy per token; dotted: 5 % above the student without a target", fontsize=10)
+    return save(figure, folder, "figure")
