@@ -102,7 +102,7 @@ class RunLog:
             if record:
                 before = record.get("resumed")
                 record["resumed"] = [*(before if isinstance(before, list) else []), dict(environment)]
-            write_json(path, record or dict(environment))
+            write_json(path, _plain(record) or dict(environment))  # a NaN in an old one is no reason to stop
             write_text(self.config_path, config_yaml)  # last: it marks the folder as a run
         except OSError as error:
             raise InputError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spikeopd.errors import ConfigError, InputError, short
-from spikeopd.files import parse_json, write_text
+from spikeopd.files import parse_json, regular_size, write_text
 from spikeopd.text.sources import LONGEST_ROW
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -111,6 +111,7 @@ def data_files(data_dir: Path, benchmarks: Sequence[Benchmark]) -> dict[str, Pat
 def check_records(benchmark: Benchmark, path: Path) -> None:
     """The first record must have the fields that the prompts read."""
     try:
+        regular_size(path)
         with _opened(path) as file:
             line = file.readline(LONGEST_ROW)
         record = parse_json(line)

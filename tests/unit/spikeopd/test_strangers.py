@@ -17,6 +17,7 @@ from random_models import random_model, random_shape
 from spikeopd.contracts import load_trace
 from spikeopd.contracts.bundle import load_bundle
 from spikeopd.errors import BackendMissing, ConfigError, InputError
+from spikeopd.evaluation.tasks import check_records, choose
 from spikeopd.files import parse_json, remove_leftovers, sole_process
 from spikeopd.options import parse_yaml
 from spikeopd.runlog import RunLog, read_metrics
@@ -133,6 +134,8 @@ def test_a_pipe_in_the_place_of_a_file_hangs_nobody(tmp_path):
         read_metrics(tmp_path / "pipe")
     with pytest.raises(InputError, match="is empty"):
         open_source(f"text:{tmp_path / 'pipe'}")
+    with pytest.raises(InputError, match="not a regular file"):
+        check_records(choose(["arc_easy"])[0], tmp_path / "pipe")
     os.rename(tmp_path / "pipe", tmp_path / "metrics.jsonl")
     with RunLog(tmp_path, quiet=True) as log, pytest.raises(InputError, match="not a file of this folder"):
         log.metrics("stage1", 1, {"loss": 1.0})
@@ -182,8 +185,11 @@ def test_a_bundle_of_holes_is_refused_before_it_is_hashed(tmp_path, name):
         load_bundle(bundle)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400])
-@pytest.mark.parametrize("name", ["top_k", "temperature"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("top_k", float("nan")), ("top_k", float("inf")), ("temperature", float("nan")), ("temperature", 10**400)],
+    ids=["k nan", "k inf", "t nan", "t long"],
+)
 def test_a_bundle_that_would_be_sampled_without_sense_is_refused(tmp_path, name, value):
     from export.bundle_writer import write_bundle
 
@@ -390,3 +396,11 @@ def test_a_family_that_is_no_name_is_refused(family):
     with pytest.raises(InputError, match="no closed form for a") as caught:
         parse_teacher({"model_type": family, "hidden_size": 8}, "config.json")
     assert len(str(caught.value)) < 500
+
+
+def test_an_odd_number_in_an_old_environment_does_not_stop_a_resume(tmp_path):
+    (tmp_path / "config.yaml").write_text("train: {seed: 1}\n")
+    (tmp_path / "env.json").write_text('{"argv": NaN, "resumed": 3}')
+    with RunLog(tmp_path, quiet=True) as log:
+        log.start("train: {seed: 1}\n", {"argv": []}, resume=True)
+    assert json.loads((tmp_path / "env.json").read_text()) == {"argv": None, "resumed": [{"argv": []}]}
