@@ -44,16 +44,19 @@ def pareto(rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Pat
                 linewidth=1,
                 label=name if name == "student" else "twin, zeros skipped",
             )
+            labels: dict[tuple[float, float], str] = {}  # targets above what a student fires at share their point
             for (label, _), energy, loss in zip(found, energies, losses, strict=True):
-                short = label.removeprefix("rate ")
-                place = (energy["mean"], loss["mean"])
-                axis.annotate(short, place, (4, 4), textcoords="offset points", fontsize=7, color=color)
+                place, short = (energy["mean"], loss["mean"]), label.removeprefix("rate ")
+                labels[place] = f"{labels[place]}, {short}" if place in labels else short
+            for place, text in labels.items():
+                axis.annotate(text, place, (4, 4), textcoords="offset points", fontsize=7, color=color)
             if name == "twin" and key != "appendix_nj":
                 dense = [value["twin_dense_nj"]["mean"] for _, value in found]
                 axis.plot(dense, [p["mean"] for p in losses], "x", color=color, markersize=5, label="twin, dense")
         free = next((v for r, v in zip(rows, values, strict=True) if r.label == "student, no target"), None)
         if free is not None and "perplexity" in free:
             axis.axhline(ALLOWED * free["perplexity"]["mean"], color="0.6", linestyle=":", linewidth=1)
+        axis.margins(x=0.2, y=0.1)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("nJ per token", fontsize=9)
         axis.tick_params(labelsize=8)

@@ -41,15 +41,15 @@ def problems(recipe="tiny", overrides=()) -> list[str]:
 
 def test_recipes_load_and_their_resolved_form_loads_back_equal(tmp_path):
     sizes = [f"opt-{size}{block}" for size in ("1.3b", "125m", "350m") for block in ("", "-plus")]
-    assert recipe_names() == [*sizes, "stories", "tiny", "tiny-long", "tiny-paper"]
+    assert recipe_names() == [*sizes, "stories", "tiny", "tiny-long", "tiny-paper", "tiny-twin"]
     for name in recipe_names():
         config = load_config(name)
         (tmp_path / "config.yaml").write_text(to_yaml(config))
         assert load_config(tmp_path / "config.yaml") == config
         assert config_from_dict(config_to_dict(config)) == config
-        preset = name.removesuffix("-long").removesuffix("-paper").removesuffix("-plus")
+        preset = name.removesuffix("-long").removesuffix("-paper").removesuffix("-plus").removesuffix("-twin")
         assert config.model.preset == {"stories": "tiny"}.get(preset, preset)
-        better = name in ("stories", "tiny", "tiny-long") or name.endswith("-plus")
+        better = name in ("stories", "tiny", "tiny-long", "tiny-twin") or name.endswith("-plus")
         assert config.model.block == ("plus" if better else "paper")
 
 
@@ -434,7 +434,7 @@ def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
     monkeypatch.setattr(module, "first", 2)
     assert registry.load(NEURONS["mine"]) == 2
     monkeypatch.delitem(NEURONS, "mine")
-    with pytest.raises(ConfigError, match="expected one of lif, got 'mine'"):
+    with pytest.raises(ConfigError, match="expected one of lif, quantised, got 'mine'"):
         load_config("tiny", {"model.neuron": "mine"})
 
 
