@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spikeopd.contracts.topology import SIZES, parse_shape
+from spikeopd.contracts.topology import FORMS, SIZES, parse_shape
 from spikeopd.errors import BackendMissing, InputError, install_command, short
 from spikeopd.files import find_model, read_json, regular_size
 
@@ -50,7 +50,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if kind != MODEL_TYPE:
         raise InputError(f"{where}: model_type is {short(repr(kind))}, only a trained student ({MODEL_TYPE!r}) is read")
     if "hidden_size" in config:
-        parse_shape({name: config.get(name, 1) for name in SIZES} | config, f"{where}: config.json")
+        # A neuron that was added here is no form of a deployable model yet: the model itself refuses what nobody knows.
+        form = {name: value for name, value in config.items() if name != "neuron" or value in FORMS["neuron"]}
+        parse_shape({name: config.get(name, 1) for name in SIZES} | form, f"{where}: config.json")
     for name, above, most in (("alpha", -1e-9, 1.0), ("threshold", 0.0, 1e6), ("xi", 0.0, 1e6)):
         value = config.get(name, 1.0)
         if type(value) not in (int, float) or not (math.isfinite(value) and above < value <= most):

@@ -50,7 +50,7 @@ def test_run_is_read_back(finished, tmp_path: Path) -> None:
         (("schema",), "other/1", "schema"),
         (("complete",), "yes", "complete"),
         (("backend",), "<b>", "backend"),
-        (("precision",), "int4", "precision"),
+        (("precision",), "int3", "precision"),
         (("model",), {"hidden_size": 1}, "model"),
         (("sequences",), [], "sequences"),
         (("sequences", 0, "stopped"), "bored", "sequences"),

@@ -96,8 +96,10 @@ def test_paper_recipes_carry_the_papers_values(name):
 def test_defaults_are_the_papers_125m_run():
     recipe, defaults = load_config("opt-125m"), config_from_dict({})
     assert config_difference(defaults, recipe) == [
+        "data.max_prompt_tokens: null -> 40000000",
         "stage1.checkpoint_updates: [] -> [1000, 2000, 4000]",
         "train.precision: 'fp32' -> 'bf16'",
+        "train.gradient_checkpointing: false -> true",
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 import spikeopd
+from spikeopd import training
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.runlog import RunLog
 
@@ -73,11 +74,12 @@ def test_mistakes_are_the_same_errors_as_on_the_command_line(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_process_is_refused_before_it_reads_anything(tmp_path):
+def test_a_second_process_is_refused_before_it_reads_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "build", lambda *_: pytest.fail("nothing may be loaded"))
     with RunLog(tmp_path / "run") as log:
         log.hold()
         with pytest.raises(InputError, match=rf"run: process {os.getpid()} on \S+ is at work here; wait for its end"):
-            spikeopd.train("tiny", tmp_path / "run", {"teacher.teacher_model_name_or_path": "/nowhere"})
+            spikeopd.train("tiny", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
