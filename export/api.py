@@ -297,7 +297,7 @@ def summary(report: dict[str, Any], output: Path) -> str:
         loss = e["perplexity_lowered"] / e["perplexity_student"] - 1
         if loss > WORTH_FINISHING and not trained:
             lines.append(
-                f"4 bits cost       {loss:.1%} of perplexity; a short finish wins most of it back: --finetune 200"
+                f"4 bits cost       {loss:.1%} of perplexity; a short finish may win some of it back: --finetune 200"
             )
     if "nir" in checked:
         n = checked["nir"]
