@@ -129,6 +129,8 @@ def group_name(layer: int, site: str) -> str:
 
 def build_network(model: SpikeModel, slots: int) -> Network:
     """The network of an integer model with a cache of `slots` tokens, the one being decoded among them."""
+    if model.shape.graded:
+        raise InputError("SANA-FE runs spikes and this model is a quantised twin, whose neurons send counts")
     if not model.integer:
         raise InputError("SANA-FE runs integers and this model is float32; export it with --precision int8")
     if not 1 <= slots <= model.shape.max_position_embeddings:

@@ -114,7 +114,7 @@ def test_what_goes_wrong_inside_is_one_line(tmp_path):
     network = NetworkDecoder(random_model(random_shape()), slots=2)._network()[0]
     chip = ChipProcess(network, TIMEOUT)
     try:
-        with pytest.raises(CheckFailed, match="SANA-FE says: .*; its last words: "):
+        with pytest.raises(CheckFailed, match="SANA-FE says: IndexError"):
             chip.run({"embed": np.zeros(3)})  # too few
     finally:
         chip.close()

@@ -46,6 +46,8 @@ def test_weights_of_four_bits_are_integers_like_any_other():
     assert np.array_equal(logits, expected) and counts == theirs
     with pytest.raises(InputError, match="SANA-FE runs integers"):
         NetworkDecoder(dataclasses.replace(model, precision="float32"))
+    with pytest.raises(InputError, match="a quantised twin, whose neurons send counts"):
+        build_network(random_model(random_shape(neuron="quantised")), 2)
 
 
 def decoded(decoder, tokens=TOKENS):
