@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from spikeopd.config import load_config as load_config
     from spikeopd.corpus import sample_corpus as sample_corpus
     from spikeopd.llama2c import convert_llama2c as convert_llama2c
-    from spikeopd.plan import plan as plan
+    from spikeopd.planning import plan as plan
     from spikeopd.runlog import read_metrics as read_metrics
     from spikeopd.students import load_student as load_student
-    from spikeopd.suggest import suggest as suggest
+    from spikeopd.suggestion import suggest as suggest
     from spikeopd.text.tokenizer import train_tokenizer as train_tokenizer
     from spikeopd.training import TrainingRun as TrainingRun
     from spikeopd.training import dry_run as dry_run
@@ -41,11 +41,11 @@ _HOMES = {
     "dry_run": "spikeopd.training",
     "load_config": "spikeopd.config",
     "load_student": "spikeopd.students",
-    "plan": "spikeopd.plan",
+    "plan": "spikeopd.planning",
     "prepare_tokens": "spikeopd.training",
     "read_metrics": "spikeopd.runlog",
     "sample_corpus": "spikeopd.corpus",
-    "suggest": "spikeopd.suggest",
+    "suggest": "spikeopd.suggestion",
     "train": "spikeopd.training",
     "train_teacher": "spikeopd.training",
     "train_tokenizer": "spikeopd.text.tokenizer",

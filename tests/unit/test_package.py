@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,6 +32,15 @@ def test_importing_the_packages_imports_nothing_heavy():
     heavy = "{'torch', 'numpy', 'numba', 'h5py'}"
     code = f"import sys, spikeopd, export, neuro_sim, energy; print({heavy} & set(sys.modules))"
     assert run(code).strip() == "set()"
+
+
+def test_no_public_name_is_also_a_module():
+    """Importing such a module would put it in the place of the function."""
+    for name in ("spikeopd", "export", "neuro_sim", "energy"):
+        package = importlib.import_module(name)
+        modules = {path.stem if path.suffix else path.name for path in (ROOT / name).iterdir()}
+        shared = modules & set(package.__all__)
+        assert all(isinstance(getattr(package, other), ModuleType) for other in shared), name
 
 
 def test_deployment_side_imports_no_torch():

@@ -34,7 +34,10 @@ def test_cards_lie_beside_finished_students(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("README.md")] == ["stage1/final/README.md"]
 
 
-@pytest.mark.parametrize("order", ["import spikeopd, transformers", "import transformers, spikeopd"])
+@pytest.mark.parametrize(
+    "order",
+    ["import spikeopd, transformers", pytest.param("import transformers, spikeopd", marks=pytest.mark.slow)],
+)
 def test_importing_spikeopd_is_light_and_enough(order):
     code = f"""
 import sys

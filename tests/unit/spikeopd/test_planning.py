@@ -7,7 +7,7 @@ from spikeopd.config import load_config, recipe_names, with_overrides
 from spikeopd.errors import ConfigError
 from spikeopd.models import products
 from spikeopd.models.initialise import build_student
-from spikeopd.plan import GIB, Machine, block_bytes, parameters, plan
+from spikeopd.planning import GIB, Machine, block_bytes, parameters, plan
 
 SMALL = {"model.hidden_size": 48, "model.ffn_dim": 80, "model.num_hidden_layers": 2, "model.num_attention_heads": 3,
          "model.word_embed_proj_dim": 48, "stage2.spike_layers": [1, 2], "stage1.deploy_updates": 0}  # fmt: skip
