@@ -149,7 +149,7 @@ def torch_loop(model: Any, options: dict[str, Any]) -> Measure:
 
     def rewind(tokens: int) -> None:
         caches.append(copy.deepcopy(filled))
-        caches[-1].crop(ids.shape[1] - tokens)
+        caches[-1].crop(1 - tokens)  # `filled` lacks the last token of ids
 
     measure.prepare = lambda: caches.append(copy.deepcopy(filled))  # type: ignore[attr-defined]
     measure.prefill, measure.rewind = prefill, rewind  # type: ignore[attr-defined]
