@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from spikeopd.config import Config
-from spikeopd.errors import CheckFailed
+from spikeopd.errors import CheckFailed, short
 
+# Without the working folder, whose files are nobody's modules.
+EXPORT = "import sys; sys.path[:] = [p for p in sys.path if p]; from export.cli import main; sys.exit(main())"
 WINDOWS = 16  # of the validation text, each as long as a window of Stage 1
 
 
@@ -29,9 +31,9 @@ def measure(config: Config, student: Path, folder: Path) -> dict[str, Any]:
 
     data, bundle = config.data, folder / "bundle"
     words = [str(student), "--output", str(bundle), "--evaluation-tokens", "0", "--verification-tokens", "8", "--quiet"]
-    done = subprocess.run([sys.executable, "-m", "export.cli", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", EXPORT, *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CheckFailed(f"{student}: the export failed ({done.stderr.strip().splitlines()[-1:]})")
+        raise CheckFailed(f"{student}: the export failed ({short(done.stderr.strip().splitlines()[-1:])})")
     tokenizer = load_tokenizer(data.tokenizer, data.framing)
     text = prepare(
         data.validation_source or data.source, tokenizer, "validation", data.cache_dir, data.max_validation_tokens

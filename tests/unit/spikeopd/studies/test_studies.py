@@ -24,7 +24,7 @@ from spikeopd.methods import run as running
 from spikeopd.methods import spad
 from spikeopd.methods.setup import configured_student
 from spikeopd.quality import CollapseDetector
-from spikeopd.studies import figures, runs, values, worker
+from spikeopd.studies import figures, runs, spending, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
 from spikeopd.studies.definitions import STUDIES, Column, Row, every, find, stage1_marks
@@ -478,6 +478,14 @@ def test_a_study_says_what_its_numbers_are_held_against(world, tmp_path, here):
     assert first["perplexity"]["mean"] == pytest.approx(student["teacher_perplexity"])
     assert second["ops"]["mean"] > 0 and first["energy"]["mean"] > second["energy"]["mean"] > 0
     assert f"{student['attention_off']:.2f} nats a token" in whole["text"]
+
+
+def test_what_a_student_spends_is_counted_on_its_bundle(world, tmp_path):
+    """Exported by the real command, in a folder whose files are nobody's modules."""
+    folder, _, config = world
+    found = spending.measure(config, folder / "student", tmp_path)
+    assert found["tokens"] > 50 and found["event_ms"] > 0 and list(tmp_path.iterdir()) == []
+    assert found["appendix_nj"] > 0 and found["spike_nj"] > found["token_nj"] > 0
 
 
 def test_sparsity_has_both_neurons_at_every_rate_and_rows_can_be_chosen(tmp_path):
