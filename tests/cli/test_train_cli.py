@@ -109,7 +109,13 @@ def dry_run(capsys, recipe, *overrides):
     assert report["config"]["stage2"]["ref_coef"] == 0.75
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+# Sisters of recipes that are tried here anyway: other sizes and budgets of the same parts.
+SISTERS = {"opt-1.3b", "opt-1.3b-plus", "opt-350m-plus", "tiny-long"}
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[pytest.mark.slow] * (name in SISTERS)) for name in recipe_names()]
+)
 def test_every_recipe_dry_runs(capsys, recipe):
     """tiny at its real size; the OPT recipes with narrow blocks, since CI has two cores."""
     width = 32 if recipe.startswith("opt-350m") else 64  # 350M keeps its narrower token table
