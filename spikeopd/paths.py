@@ -21,6 +21,8 @@ def check_paths(config: Config, output: Path, resume: bool) -> None:
     models = {"teacher.teacher_model_name_or_path": config.teacher.teacher_model_name_or_path}
     if config.train.stage == "2":
         models["stage2.model_name_or_path"] = config.stage2.model_name_or_path or ""
+    else:
+        models["stage1.model_name_or_path"] = config.stage1.model_name_or_path or ""
     for option, model in models.items():
         if _is_path(model) and not Path(model).expanduser().exists():
             raise InputError(f"{option} {model}: no such file or folder; check the path")

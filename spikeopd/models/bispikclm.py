@@ -173,8 +173,9 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
-    observe: called by each block with its index and the spikes of `a` and `h`; what it returns is in `observed`. A map
-    that is only summed up need not be kept, and under gradient checkpointing is recomputed with its block.
+    observe: called by each block with its index, the spikes of `a` and `h` and the residual stream, `stream`; what it
+    returns is in `observed`. A map that is only summed up need not be kept, and under gradient checkpointing is
+    recomputed with its block.
     """
 
     sites: Iterable[str] | None = None
@@ -338,7 +339,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         distance: Tensor | None = None,
         observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` made of `a` and `h`."""
+        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` returned."""
         config = self.config
         alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, neuron_of(config)
         kept: dict[str, Tensor] = {}
@@ -382,7 +383,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         x = fire("h", h)
-        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x})
+        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x, "stream": h})
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
