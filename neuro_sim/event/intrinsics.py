@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, STEP_GROUP, WORD
+from neuro_sim.event.constants import AHEAD, LANES, LINE, NIBBLE_OFFSET, STEP_GROUP, WORD
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -65,8 +65,9 @@ def _call(builder: Any, name: str, kinds: list[Any], result: Any, args: list[Any
 
 
 def _prefetch(builder: Any, address: Any) -> None:
+    """Into the second-level cache: it has more lines on their way at a time than the first."""
     pointer = builder.inttoptr(address, I8.as_pointer())
-    read, keep, data = _int(0, I32), _int(3, I32), _int(1, I32)
+    read, keep, data = _int(0, I32), _int(2, I32), _int(1, I32)
     _call(builder, "llvm.prefetch", [I8.as_pointer()], ir.VoidType(), [pointer, read, keep, data])
 
 
@@ -181,7 +182,7 @@ def _make_add_rows(count: int, prefetch: bool) -> Any:
     def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
         narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=count) if prefetch else []
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD) if prefetch else []
         step_bytes = b.mul(columns, _int(2))
         fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
         loop = _Loop(b, columns, LINE, [])
@@ -217,7 +218,7 @@ def _make_add_pairs(count: int, prefetch: bool) -> Any:
         mask, four = _constants(15, LINE, I8), _constants(4, LINE, I8)
         offset = _constants(NIBBLE_OFFSET * count, LINE, I16)
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=count) if prefetch else []
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD) if prefetch else []
         step_bytes = b.mul(columns, _int(2))
         fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
         loop = _Loop(b, b.lshr(columns, _int(1)), LINE, [])
