@@ -20,7 +20,7 @@ FROM_INPUT, FROM_R, FROM_X, FROM_F, FROM_O, FROM_Y = range(6)  # drivers whose a
 NUM_DRIVERS = 6
 
 PATTERNS = 1 << STEP_GROUP
-AHEAD = 8  # how many places ahead in a list the row kernels prefetch
+AHEAD = 16  # how many places ahead in a list the row kernels prefetch
 LIST_PADDING = 32  # entries the prefetching row kernels may read beyond a list
 RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
 INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
