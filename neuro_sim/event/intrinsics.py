@@ -71,6 +71,12 @@ def _prefetch(builder: Any, address: Any) -> None:
     _call(builder, "llvm.prefetch", [I8.as_pointer()], ir.VoidType(), [pointer, read, keep, data])
 
 
+def _prefetch_words(builder: Any, address: Any) -> None:
+    """LANES words of spikes."""
+    for line in range(0, 8 * LANES, 64):
+        _prefetch(builder, builder.add(address, _int(line)))
+
+
 def _popcount(builder: Any, value: Any) -> Any:
     kind = value.type
     # llvmlite does not know how LLVM names the variant for a vector
@@ -531,7 +537,7 @@ def _make_attend(biased: bool) -> Any:
     def build(
         b: Any, keys: Any, step_bytes: Any, word_bytes: Any, num_words: Any, queries: Any, num_steps: Any,
         threshold: Any, shift: Any, decay: Any, context: Any, chosen: Any, chosen_bytes: Any, coincidences: Any,
-        spikes: Any, saturations: Any, biases: Any, distances: Any,
+        spikes: Any, saturations: Any, ahead: Any, ahead_bytes: Any, biases: Any, distances: Any,
     ) -> None:  # fmt: skip
         vector, words, bits = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES), ir.IntType(LANES)
         zero, iota = ir.Constant(vector, None), ir.Constant(vector, list(range(LANES)))
@@ -550,6 +556,7 @@ def _make_attend(biased: bool) -> Any:
         steps = _Loop(b, num_steps, 1, [zero, zero])
         membrane, reset = steps.carried
         start = b.add(first, b.mul(steps.index, step_bytes))
+        _prefetch_words(b, b.add(b.add(ahead, b.mul(loop.index, _int(8))), b.mul(steps.index, ahead_bytes)))
         query = b.add(queries, b.mul(b.mul(steps.index, num_words), _int(8)))
         inner = _Loop(b, num_words, 1, [zero])
         mask = _splat(b, _load(b, b.add(query, b.mul(inner.index, _int(8))), I64, 8), LANES)
@@ -568,33 +575,40 @@ def _make_attend(biased: bool) -> Any:
         steps.close([membrane, b.select(fired, level, zero)])
         loop.close([])
 
-    return _primitive(build, 17)
+    return _primitive(build, 19)
 
 
 # attend_keys(keys, bytes between steps of a key, bytes between its words, words per key, query words [T_s, words], T_s,
 #             threshold, shift, decay, context, uint64 spikes out [T_s, .], bytes between its steps,
-#             int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s], int32 biases, distances)
+#             int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s], what to prefetch, bytes between
+#             its steps, int32 biases, distances)
 # Attention neurons of all positions below `context`: counts = popcount(query & key), then the integer neuron. Every
 # pair is updated, with or without a coincidence, so a bias may fire it. attend_biased adds the distance bias:
 # biases[LANES + distances - 1 - (i - j)] for the pair (i, j), and the first LANES entries for every larger distance.
+# As many words as it reads of keys it prefetches of the values, which come next.
 attend_keys, attend_biased = _make_attend(False), _make_attend(True)
 
 
-def _sum_values(b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any) -> None:
+def _sum_values(
+    b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any, ahead: Any
+) -> None:
     words, vector = ir.VectorType(I64, LANES), ir.VectorType(I32, LANES)
     loop = _Loop(b, b.sdiv(row_bytes, _int(8)), LANES, [])
     start = b.add(values, b.mul(loop.index, _int(8)))
     inner = _Loop(b, num_words, 1, [ir.Constant(words, None)])
     spike = _splat(b, _load(b, b.add(spikes, b.mul(inner.index, _int(8))), I64, 8), LANES)
-    both = b.and_(_load(b, b.add(start, b.mul(inner.index, row_bytes)), words, 8), spike)
+    place = b.mul(inner.index, row_bytes)
+    both = b.and_(_load(b, b.add(start, place), words, 8), spike)
+    _prefetch_words(b, b.add(b.add(ahead, place), b.mul(loop.index, _int(8))))
     (total,) = inner.close([b.add(inner.carried[0], _popcount(b, both))])
     _store(b, b.trunc(total, vector), b.add(sums, b.mul(loop.index, _int(4))), 4)
     loop.close([])
 
 
-# sum_values(value words [num_words, n], bytes of a row (8 n), num_words, spike words [num_words], int32 sums [n]):
-# sums[i] = number of positions whose attention spike meets value bit i. n is a multiple of LANES.
-sum_values = _primitive(_sum_values, 5)
+# sum_values(value words [num_words, n], bytes of a row (8 n), num_words, spike words [num_words], int32 sums [n],
+#            what to prefetch): sums[i] = number of positions whose attention spike meets value bit i. n is a multiple of
+# LANES. As many words as it reads it prefetches.
+sum_values = _primitive(_sum_values, 6)
 
 
 def _put_bits(b: Any, words: Any, masks: Any, step: Any, position: Any, count: Any) -> None:

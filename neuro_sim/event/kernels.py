@@ -344,13 +344,19 @@ scratch_of_attend = compiled(small_size)
 
 
 @compiled
-def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, thread: int) -> None:
+def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, thread: int, threads: int) -> None:
     """Q against all keys up to the lane's position, the attention neurons, and the sum of the chosen values."""
     steps, words, pad = plan.steps, plan.key_words, plan.head_pad
     context = read_int64(given.positions + 8 * lane) + 1
     blocks = (context + WORD - 1) // WORD
     index = (layer * plan.heads + head) * steps
     keys, values = read_int64(given.keys + 8 * lane), read_int64(given.values + 8 * lane)
+    capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
+    value_bytes = 8 * plan.blocks * pad
+    if lane + 1 < given.count:  # whose keys are read next
+        following = read_int64(given.keys + 8 * (lane + 1)) + index * words * capacity
+    else:
+        following = read_int64(given.keys) + (index + threads * steps) * words * capacity
     threshold = read_int32(plan.map_thresholds + 4 * (layer * plan.heads + head))
     shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + A))
     queries = work.queries + 8 * steps * words * thread
@@ -367,22 +373,24 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
             word = vector.pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
             write_int64(queries + 8 * (step * words + w), word)
     vector.clear(found, 4 * steps * LANES)
-    capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
     if plan.distances:
         biases = plan.map_biases + 4 * (2 * LANES + WORD + plan.distances) * (layer * plan.heads + head)
         vector.attend_biased(
             keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
-            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations, biases, plan.distances,
+            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
+            values + index * value_bytes, value_bytes, biases, plan.distances,
         )  # fmt: skip
     else:
         vector.attend_keys(
             keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
-            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations, 0, 0,
+            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
+            values + index * value_bytes, value_bytes, 0, 0,
         )  # fmt: skip
     for step in range(steps):
         step_sums = sums + 4 * step * pad
-        step_values = values + 8 * (index + step) * plan.blocks * pad
-        vector.sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums)
+        step_values = values + (index + step) * value_bytes
+        ahead = following + step * words * capacity
+        vector.sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums, ahead)
         coincidences, taken = 0, 0
         for i in range(LANES):
             coincidences += read_int32(found + 4 * (step * LANES + i))
@@ -430,7 +438,7 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
                     for lane in range(lanes):
                         store_key_value(plan, work, given, lane, layer, head)
                     for lane in range(lanes):
-                        attend(plan, work, given, lane, layer, head, thread)
+                        attend(plan, work, given, lane, layer, head, thread, threads)
                 meet(work, threads)
     read_out(plan, work, lanes, thread, threads)
     meet(work, threads)
