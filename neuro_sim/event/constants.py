@@ -5,7 +5,8 @@ from __future__ import annotations
 from spikeopd.contracts import LOGIT_INPUT_BITS
 
 LINE = 64  # columns handled at once by the row kernels: one cache line of int8 weights; of int4 it holds two of them
-NIBBLE_OFFSET = 8  # a 4-bit weight w is stored as w + 8, so that up to 16 of them add up in 8 bits
+NIBBLE_OFFSET = 8  # a 4-bit weight w is stored as w + 8
+NIBBLE_ROWS = 16  # so many of them add up in 8 bits
 LANES = 16  # neurons handled at once
 WORD = 64  # spikes in one packed word
 STEP_GROUP = 4  # steps whose accumulators are updated in one pass over a row

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from neuro_sim.event.constants import AHEAD, LANES, LINE, NIBBLE_OFFSET, STEP_GROUP, WORD
+from neuro_sim.event.constants import AHEAD, LANES, LINE, NIBBLE_OFFSET, NIBBLE_ROWS, RUN_FIELDS, STEP_GROUP, WORD
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -184,11 +184,11 @@ def _row_addresses(builder: Any, weights: Any, stride: Any, rows: Any, count: in
     return [builder.add(weights, builder.mul(builder.sext(i, I64), stride)) for i in indices]
 
 
-def _make_add_rows(count: int, prefetch: bool) -> Any:
+def _make_add_rows(count: int) -> Any:
     def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
         narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD) if prefetch else []
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD)
         step_bytes = b.mul(columns, _int(2))
         fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
         loop = _Loop(b, columns, LINE, [])
@@ -209,32 +209,28 @@ def _make_add_rows(count: int, prefetch: bool) -> Any:
 
 
 # add_rows_N(weights, row stride, int32 row numbers, columns, 4-bit step mask, int16 sums [4, columns]):
-# the sum of N rows is added to the sums of every step in the mask. The prefetching ones also touch the N rows that
-# follow in the list, so the list must be padded.
-# Four streams at a time fetch fastest from memory; from the cache, eight need fewer instructions.
-add_rows_4, add_rows_2, add_rows_1 = (_make_add_rows(n, True) for n in (4, 2, 1))
-reuse_rows_8, reuse_rows_4, reuse_rows_2, reuse_rows_1 = (_make_add_rows(n, False) for n in (8, 4, 2, 1))
+# the sum of N rows is added to the sums of every step in the mask. The N rows that stand AHEAD places further in the
+# list are prefetched, so it must be padded. Four streams at a time fetch fastest from memory.
+add_rows_4, add_rows_2, add_rows_1 = (_make_add_rows(n) for n in (4, 2, 1))
 
 
-def _make_add_pairs(count: int, prefetch: bool) -> Any:
+def _make_add_pairs(count: int) -> Any:
     """As `_make_add_rows` for weights of 4 bits: the low halves of a line are LINE columns, the high ones the next."""
 
     def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
         narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
-        mask, four = _constants(15, LINE, I8), _constants(4, LINE, I8)
         offset = _constants(NIBBLE_OFFSET * count, LINE, I16)
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD) if prefetch else []
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD)
         step_bytes = b.mul(columns, _int(2))
         fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
         loop = _Loop(b, b.lshr(columns, _int(1)), LINE, [])
-        low = high = ir.Constant(narrow, None)
+        sums_of_pairs = [ir.Constant(narrow, None)] * 2
         for base in bases:
-            pair = _load(b, b.add(base, loop.index), narrow)
-            low, high = b.add(low, b.and_(pair, mask)), b.add(high, b.lshr(pair, four))
+            sums_of_pairs = _add_nibbles(b, sums_of_pairs, b.add(base, loop.index))
         for base in ahead:
             _prefetch(b, b.add(base, loop.index))
-        halves = [b.sub(b.zext(half, wide), offset) for half in (low, high)]
+        halves = [b.sub(b.zext(half, wide), offset) for half in sums_of_pairs]
         here = b.add(sums, b.mul(loop.index, _int(4)))
         for t, fired in enumerate(fires):
             with b.if_then(fired):
@@ -246,10 +242,109 @@ def _make_add_pairs(count: int, prefetch: bool) -> Any:
     return _primitive(build, 6)
 
 
-# add_pairs_N, reuse_pairs_N: the same for rows of 4-bit weights as `plan.pack_pairs` lays them out. columns: a multiple
-# of 2 * LINE; the stride is in bytes.
-add_pairs_8, add_pairs_4, add_pairs_2, add_pairs_1 = (_make_add_pairs(n, True) for n in (8, 4, 2, 1))
-reuse_pairs_16, reuse_pairs_4, reuse_pairs_1 = (_make_add_pairs(n, False) for n in (16, 4, 1))
+def _add_nibbles(b: Any, sums: list[Any], address: Any) -> list[Any]:
+    """Low and high halves of a line of 4-bit weights, added to two vectors of bytes."""
+    pair = _load(b, address, ir.VectorType(I8, LINE))
+    low, high = b.and_(pair, _constants(15, LINE, I8)), b.lshr(pair, _constants(4, LINE, I8))
+    return [b.add(sums[0], low), b.add(sums[1], high)]
+
+
+# add_pairs_N: the same for rows of 4-bit weights as `plan.pack_pairs` lays them out. columns: a multiple of 2 * LINE;
+# the stride is in bytes.
+add_pairs_8, add_pairs_4, add_pairs_2, add_pairs_1 = (_make_add_pairs(n) for n in (8, 4, 2, 1))
+
+
+def _changed(b: Any, condition: Any, values: list[Any], change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """values, or what `change` makes of them if the condition holds."""
+    before = b.block
+    with b.if_then(condition):
+        changed = change(values)
+        inside = b.block
+    phis = []
+    for old, new in zip(values, changed, strict=True):
+        phi = b.phi(old.type)
+        phi.add_incoming(old, before)
+        phi.add_incoming(new, inside)
+        phis.append(phi)
+    return phis
+
+
+def _make_collect(paired: bool) -> Any:
+    """Line of columns by line: the sums of all steps stay in registers while the rows of a line come from the cache."""
+    narrow, wide, full = (ir.VectorType(kind, LINE) for kind in (I8, I16, I32))
+    parts = 2 if paired else 1  # vectors of columns in a line
+    zero = ir.Constant(wide, None)
+
+    def add_bytes(b: Any, weights: Any, stride: Any, row: Any, count: Any) -> list[Any]:
+        rows = _Loop(b, count, 1, [zero])
+        (address,) = _row_addresses(b, weights, stride, b.add(row, b.mul(rows.index, _int(4))), 1)
+        return rows.close([b.add(rows.carried[0], b.sext(_load(b, address, narrow), wide))])
+
+    def add_halves(b: Any, weights: Any, stride: Any, row: Any, count: Any) -> list[Any]:
+        """Sixteen at a time, as many as 8 bits hold."""
+        blocks = _Loop(b, count, NIBBLE_ROWS, [zero, zero])
+        left = b.sub(count, blocks.index)
+        few = b.select(b.icmp_signed("<", left, _int(NIBBLE_ROWS)), left, _int(NIBBLE_ROWS))
+        rows = _Loop(b, few, 1, [ir.Constant(narrow, None)] * 2)
+        place = b.add(row, b.mul(b.add(blocks.index, rows.index), _int(4)))
+        (address,) = _row_addresses(b, weights, stride, place, 1)
+        sums = rows.close(_add_nibbles(b, rows.carried, address))
+        totals = blocks.close([b.add(old, b.zext(new, wide)) for old, new in zip(blocks.carried, sums, strict=True)])
+        offset = _splat(b, b.trunc(b.mul(count, _int(NIBBLE_OFFSET)), I16), LINE)
+        return [b.sub(total, offset) for total in totals]
+
+    def build(
+        b: Any, weights: Any, stride: Any, rows: Any, runs: Any, num_runs: Any, columns: Any, steps: Any, currents: Any
+    ) -> None:
+        lines = _Loop(b, columns, LINE * parts, [])
+        line = b.add(weights, b.udiv(lines.index, _int(parts)))
+        each = _Loop(b, num_runs, 1, [zero] * (STEP_GROUP * parts))
+        run = b.add(runs, b.mul(each.index, _int(8 * RUN_FIELDS)))
+        first, count, pattern, group = (_load(b, b.add(run, _int(8 * k)), I64, 8) for k in range(RUN_FIELDS))
+        row = b.add(rows, b.mul(first, _int(4)))
+        totals = (add_halves if paired else add_bytes)(b, line, stride, row, count)
+        sums = list(each.carried)
+        for t in range(STEP_GROUP):
+            fired = b.icmp_signed("!=", b.and_(pattern, _int(1 << t)), _int(0))
+            mine = slice(t * parts, (t + 1) * parts)
+            sums[mine] = _changed(
+                b, fired, sums[mine], lambda old: [b.add(x, y) for x, y in zip(old, totals, strict=True)]
+            )
+
+        def widen(old: list[Any]) -> list[Any]:
+            for t in range(STEP_GROUP):
+                step = b.add(b.mul(group, _int(STEP_GROUP)), _int(t))
+                with b.if_then(b.icmp_signed("<", step, steps)):
+                    at = b.add(currents, b.mul(b.add(b.mul(step, columns), lines.index), _int(4)))
+                    for part in range(parts):
+                        address = b.add(at, _int(4 * LINE * part))
+                        value = b.sext(old[t * parts + part], full)
+                        _store(b, b.add(_load(b, address, full, 4), value), address, 4)
+            return [zero] * len(old)
+
+        each.close(_changed(b, b.icmp_signed(">=", group, _int(0)), sums, widen))
+        lines.close([])
+
+    return _primitive(build, 8)
+
+
+# collect_rows(weights, row stride, int32 row numbers, int64 runs, number of runs (at least 1), columns, T_s,
+#              int32 currents [T_s, columns]): all runs of `kernels.list_rows`, added to the currents.
+# collect_pairs: the same for weights of 4 bits; columns a multiple of 2 * LINE.
+collect_rows, collect_pairs = _make_collect(False), _make_collect(True)
+
+
+def _fetch(b: Any, weights: Any, stride: Any, rows: Any, size: Any) -> None:
+    outer = _Loop(b, rows, 1, [])
+    row = b.add(weights, b.mul(outer.index, stride))
+    inner = _Loop(b, size, LINE, [])
+    _prefetch(b, b.add(row, inner.index))
+    inner.close([])
+    outer.close([])
+
+
+# fetch(weights, row stride, rows, bytes of a row): prefetch a rectangle of weights. At least one row.
+fetch = _primitive(_fetch, 4)
 
 
 def _widen_sums(b: Any, sums: Any, currents: Any, columns: Any, num_steps: Any) -> None:

@@ -159,21 +159,8 @@ def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread
 
 
 @compiled
-def add_pairs(
-    weights: int, stride: int, columns: int, row: int, last: int, pattern: int, reuse: bool, sums: int
-) -> None:
+def add_pairs(weights: int, stride: int, columns: int, row: int, last: int, pattern: int, sums: int) -> None:
     """Rows of 4-bit weights, listed from `row` to `last`, for the steps of one pattern."""
-    if reuse:
-        while row + 64 <= last:
-            vector.reuse_pairs_16(weights, stride, row, columns, pattern, sums)
-            row += 64
-        while row + 16 <= last:
-            vector.reuse_pairs_4(weights, stride, row, columns, pattern, sums)
-            row += 16
-        while row < last:
-            vector.reuse_pairs_1(weights, stride, row, columns, pattern, sums)
-            row += 4
-        return
     while row + 32 <= last:
         vector.add_pairs_8(weights, stride, row, columns, pattern, sums)
         row += 32
@@ -188,44 +175,44 @@ def add_pairs(
 
 
 @compiled
+def add_rows(weights: int, stride: int, columns: int, row: int, last: int, pattern: int, sums: int) -> None:
+    """Rows of 8-bit weights, listed from `row` to `last`, for the steps of one pattern."""
+    while row + 16 <= last:
+        vector.add_rows_4(weights, stride, row, columns, pattern, sums)
+        row += 16
+    if row + 8 <= last:
+        vector.add_rows_2(weights, stride, row, columns, pattern, sums)
+        row += 8
+    if row < last:
+        vector.add_rows_1(weights, stride, row, columns, pattern, sums)
+
+
+@compiled
 def accumulate(
-    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, reuse: bool,
+    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, cached: bool,
     paired: int, sums: int, currents: int,
 ) -> None:  # fmt: skip
-    """currents [steps, columns] = for every step the sum of the rows that spiked in it."""
+    """currents [steps, columns] = for every step the sum of the rows that spiked in it.
+
+    From memory whole rows are read and the sums kept in the first-level cache; of weights that are in the cache already
+    it is the other way round: a line of columns at a time, its sums in registers.
+    """
     vector.clear(currents, 4 * steps * columns)
+    if cached:
+        if num_runs > 0 and paired:
+            vector.collect_pairs(weights, stride, rows, runs, num_runs, columns, steps, currents)
+        elif num_runs > 0:
+            vector.collect_rows(weights, stride, rows, runs, num_runs, columns, steps, currents)
+        return
     vector.clear(sums, 2 * STEP_GROUP * columns)
     for index in range(num_runs):
         run = runs + 8 * RUN_FIELDS * index
-        row, pattern, group = (
-            rows + 4 * read_int64(run),
-            read_int64(run + 16),
-            read_int64(run + 24),
-        )
+        row, pattern, group = rows + 4 * read_int64(run), read_int64(run + 16), read_int64(run + 24)
         last = row + 4 * read_int64(run + 8)
         if paired:
-            add_pairs(weights, stride, columns, row, last, pattern, reuse, sums)
-        elif reuse:
-            while row + 32 <= last:
-                vector.reuse_rows_8(weights, stride, row, columns, pattern, sums)
-                row += 32
-            if row + 16 <= last:
-                vector.reuse_rows_4(weights, stride, row, columns, pattern, sums)
-                row += 16
-            if row + 8 <= last:
-                vector.reuse_rows_2(weights, stride, row, columns, pattern, sums)
-                row += 8
-            if row < last:
-                vector.reuse_rows_1(weights, stride, row, columns, pattern, sums)
+            add_pairs(weights, stride, columns, row, last, pattern, sums)
         else:
-            while row + 16 <= last:
-                vector.add_rows_4(weights, stride, row, columns, pattern, sums)
-                row += 16
-            if row + 8 <= last:
-                vector.add_rows_2(weights, stride, row, columns, pattern, sums)
-                row += 8
-            if row < last:
-                vector.add_rows_1(weights, stride, row, columns, pattern, sums)
+            add_rows(weights, stride, columns, row, last, pattern, sums)
         if group >= 0:
             first = STEP_GROUP * group
             vector.widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
@@ -291,15 +278,23 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
     # One lane: long rows. Several lanes: so many columns that all their rows stay in the cache from lane to lane.
     tile = MAX_COLUMNS
     if lanes > 1:
-        tile = smaller(tile, max(2 * LINE, (TILE_BYTES << paired) // inputs // line * line))
+        tile = smaller(tile, max(line, (TILE_BYTES << paired) // inputs // line * line))
     sums = work.sums + 2 * STEP_GROUP * MAX_COLUMNS * thread
     currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
     weights = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight))
+    stride = parts * pad >> paired
+    if lanes > 1 and start < stop:
+        vector.fetch(weights + (start >> paired), stride, inputs, smaller(tile, stop - start) >> paired)
     while start < stop:
         columns = smaller(tile, stop - start)
+        following = smaller(tile, stop - start - columns) >> paired
         for lane in range(lanes):
+            first, last = inputs * lane // lanes, inputs * (lane + 1) // lanes
+            if lanes > 1 and following > 0 and first < last:  # a part of the next tile, while this one is added
+                place = weights + (start + columns >> paired) + stride * first
+                vector.fetch(place, stride, last - first, following)
             accumulate(
-                weights + (start >> paired), parts * pad >> paired, columns, plan.steps,
+                weights + (start >> paired), stride, columns, plan.steps,
                 work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane,
                 read_int64(work.num_runs + 8 * lane), lanes > 1, paired, sums, currents,
             )  # fmt: skip
