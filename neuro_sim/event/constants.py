@@ -28,6 +28,7 @@ INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
 EXACT_FLOAT = 1 << 53  # integers below are exact in float64
 TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
 MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
+FETCHING_LANES = 8  # of a block: their rows of the next tile are prefetched; together they need nearly all
 HEAD_COLUMNS = 2048
 LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
 

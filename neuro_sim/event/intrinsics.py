@@ -275,12 +275,13 @@ def _make_collect(paired: bool) -> Any:
     parts = 2 if paired else 1  # vectors of columns in a line
     zero = ir.Constant(wide, None)
 
-    def add_bytes(b: Any, weights: Any, stride: Any, row: Any, count: Any) -> list[Any]:
+    def add_bytes(b: Any, weights: Any, stride: Any, row: Any, count: Any, ahead: Any) -> list[Any]:
         rows = _Loop(b, count, 1, [zero])
         (address,) = _row_addresses(b, weights, stride, b.add(row, b.mul(rows.index, _int(4))), 1)
+        _prefetch(b, b.add(address, ahead))
         return rows.close([b.add(rows.carried[0], b.sext(_load(b, address, narrow), wide))])
 
-    def add_halves(b: Any, weights: Any, stride: Any, row: Any, count: Any) -> list[Any]:
+    def add_halves(b: Any, weights: Any, stride: Any, row: Any, count: Any, ahead: Any) -> list[Any]:
         """Sixteen at a time, as many as 8 bits hold."""
         blocks = _Loop(b, count, NIBBLE_ROWS, [zero, zero])
         left = b.sub(count, blocks.index)
@@ -288,21 +289,23 @@ def _make_collect(paired: bool) -> Any:
         rows = _Loop(b, few, 1, [ir.Constant(narrow, None)] * 2)
         place = b.add(row, b.mul(b.add(blocks.index, rows.index), _int(4)))
         (address,) = _row_addresses(b, weights, stride, place, 1)
+        _prefetch(b, b.add(address, ahead))
         sums = rows.close(_add_nibbles(b, rows.carried, address))
         totals = blocks.close([b.add(old, b.zext(new, wide)) for old, new in zip(blocks.carried, sums, strict=True)])
         offset = _splat(b, b.trunc(b.mul(count, _int(NIBBLE_OFFSET)), I16), LINE)
         return [b.sub(total, offset) for total in totals]
 
     def build(
-        b: Any, weights: Any, stride: Any, rows: Any, runs: Any, num_runs: Any, columns: Any, steps: Any, currents: Any
-    ) -> None:
+        b: Any, weights: Any, stride: Any, rows: Any, runs: Any, num_runs: Any, columns: Any, steps: Any, currents: Any,
+        ahead: Any,
+    ) -> None:  # fmt: skip
         lines = _Loop(b, columns, LINE * parts, [])
         line = b.add(weights, b.udiv(lines.index, _int(parts)))
         each = _Loop(b, num_runs, 1, [zero] * (STEP_GROUP * parts))
         run = b.add(runs, b.mul(each.index, _int(8 * RUN_FIELDS)))
         first, count, pattern, group = (_load(b, b.add(run, _int(8 * k)), I64, 8) for k in range(RUN_FIELDS))
         row = b.add(rows, b.mul(first, _int(4)))
-        totals = (add_halves if paired else add_bytes)(b, line, stride, row, count)
+        totals = (add_halves if paired else add_bytes)(b, line, stride, row, count, ahead)
         sums = list(each.carried)
         for t in range(STEP_GROUP):
             fired = b.icmp_signed("!=", b.and_(pattern, _int(1 << t)), _int(0))
@@ -325,26 +328,14 @@ def _make_collect(paired: bool) -> Any:
         each.close(_changed(b, b.icmp_signed(">=", group, _int(0)), sums, widen))
         lines.close([])
 
-    return _primitive(build, 8)
+    return _primitive(build, 9)
 
 
 # collect_rows(weights, row stride, int32 row numbers, int64 runs, number of runs (at least 1), columns, T_s,
-#              int32 currents [T_s, columns]): all runs of `kernels.list_rows`, added to the currents.
+#              int32 currents [T_s, columns], bytes): all runs of `kernels.list_rows`, added to the currents. Of every row
+# it also prefetches what lies so many bytes further on; 0 for nothing.
 # collect_pairs: the same for weights of 4 bits; columns a multiple of 2 * LINE.
 collect_rows, collect_pairs = _make_collect(False), _make_collect(True)
-
-
-def _fetch(b: Any, weights: Any, stride: Any, rows: Any, size: Any) -> None:
-    outer = _Loop(b, rows, 1, [])
-    row = b.add(weights, b.mul(outer.index, stride))
-    inner = _Loop(b, size, LINE, [])
-    _prefetch(b, b.add(row, inner.index))
-    inner.close([])
-    outer.close([])
-
-
-# fetch(weights, row stride, rows, bytes of a row): prefetch a rectangle of weights. At least one row.
-fetch = _primitive(_fetch, 4)
 
 
 def _widen_sums(b: Any, sums: Any, currents: Any, columns: Any, num_steps: Any) -> None:

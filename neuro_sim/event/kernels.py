@@ -23,6 +23,7 @@ from neuro_sim.event.constants import (
     FROM_O,
     FROM_R,
     FROM_X,
+    FETCHING_LANES,
     HEAD_COLUMNS,
     LANES,
     LINE,
@@ -189,7 +190,7 @@ def add_rows(weights: int, stride: int, columns: int, row: int, last: int, patte
 
 @compiled
 def accumulate(
-    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, cached: bool,
+    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, cached: bool, ahead: int,
     paired: int, sums: int, currents: int,
 ) -> None:  # fmt: skip
     """currents [steps, columns] = for every step the sum of the rows that spiked in it.
@@ -200,9 +201,9 @@ def accumulate(
     vector.clear(currents, 4 * steps * columns)
     if cached:
         if num_runs > 0 and paired:
-            vector.collect_pairs(weights, stride, rows, runs, num_runs, columns, steps, currents)
+            vector.collect_pairs(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
         elif num_runs > 0:
-            vector.collect_rows(weights, stride, rows, runs, num_runs, columns, steps, currents)
+            vector.collect_rows(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
         return
     vector.clear(sums, 2 * STEP_GROUP * columns)
     for index in range(num_runs):
@@ -283,20 +284,15 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
     currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
     weights = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight))
     stride = parts * pad >> paired
-    if lanes > 1 and start < stop:
-        vector.fetch(weights + (start >> paired), stride, inputs, smaller(tile, stop - start) >> paired)
     while start < stop:
         columns = smaller(tile, stop - start)
-        following = smaller(tile, stop - start - columns) >> paired
         for lane in range(lanes):
-            first, last = inputs * lane // lanes, inputs * (lane + 1) // lanes
-            if lanes > 1 and following > 0 and first < last:  # a part of the next tile, while this one is added
-                place = weights + (start + columns >> paired) + stride * first
-                vector.fetch(place, stride, last - first, following)
+            ahead = columns >> paired if lane < FETCHING_LANES else 0  # the same rows of the next tile
             accumulate(
                 weights + (start >> paired), stride, columns, plan.steps,
                 work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane,
-                read_int64(work.num_runs + 8 * lane), lanes > 1, paired, sums, currents,
+                read_int64(work.num_runs + 8 * lane), lanes > 1, ahead,
+                paired, sums, currents,
             )  # fmt: skip
             done = 0
             while done < columns:
