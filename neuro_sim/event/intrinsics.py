@@ -619,6 +619,18 @@ def _pack_word(b: Any, masks: Any, step: Any) -> Any:
 pack_word = _primitive(_pack_word, 2, types.int64)
 
 
+def _active_word(b: Any, masks: Any) -> Any:
+    vector = ir.VectorType(I32, WORD)
+    return b.bitcast(b.icmp_signed("!=", _load(b, masks, vector, 4), ir.Constant(vector, None)), I64)
+
+
+# active_word(uint32 masks [64]) -> which of 64 neurons spiked at all; lowest_bit(word) -> the place of its lowest bit
+active_word = _primitive(_active_word, 1, types.int64)
+lowest_bit = _primitive(
+    lambda b, word: _call(b, "llvm.cttz", [I64], I64, [word, ir.Constant(I1, 1)]), 1, types.int64
+)
+
+
 def _make_attend(biased: bool) -> Any:
     def build(
         b: Any, keys: Any, step_bytes: Any, word_bytes: Any, num_words: Any, queries: Any, num_steps: Any,
