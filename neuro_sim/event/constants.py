@@ -30,6 +30,7 @@ TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB se
 MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
 FETCHING_LANES = 8  # of a block: their rows of the next tile are prefetched; together they need nearly all
 HEAD_COLUMNS = 2048
+NORM_FIELDS = 3  # unit, mu and 1 / sqrt(variance + epsilon) of a lane
 LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
 
 

@@ -387,9 +387,11 @@ def make_scale_rows(count: int, paired: bool) -> Any:
                 sums[part] = b.add(sums[part], product)
         return b.shuffle_vector(*sums, ir.Constant(ir.VectorType(I32, LANES), list(range(LANES))))
 
-    def build(b: Any, weights: Any, stride: Any, rows: Any, factors: Any, columns: Any, sums: Any) -> None:
+    def build(
+        b: Any, weights: Any, stride: Any, rows: Any, factors: Any, columns: Any, sums: Any, later: Any, later_rows: Any
+    ) -> None:
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=count)
+        ahead = _row_addresses(b, later, stride, later_rows, count)
         pointer = b.inttoptr(factors, I32.as_pointer())
         scales = [b.load(b.gep(pointer, [_int(k)])) for k in range(count)]
         loop = _Loop(b, columns, LINE, [])
@@ -402,11 +404,11 @@ def make_scale_rows(count: int, paired: bool) -> Any:
             _store(b, (pairs if paired else generic)(b, bases, scales, index, total), address, 4)
         loop.close([])
 
-    return _primitive(build, 6)
+    return _primitive(build, 8)
 
 
-# scale_rows_N(weights, row stride, int32 row numbers, int32 factors, columns, int32 sums): sums += factors @ rows.
-# The N rows that follow in the list are prefetched, so it must be padded.
+# scale_rows_N(weights, row stride, int32 row numbers, int32 factors, columns, int32 sums, other weights, other row
+#              numbers): sums += factors @ rows; the other N rows are prefetched.
 # pair_rows_4 is for factors that fit int16 and leaves each 16 sums in the order of PAIR_LOW, PAIR_HIGH.
 MULTIPLY_ADD = has_multiply_add()
 pair_rows_4 = make_scale_rows(4, paired=MULTIPLY_ADD)
@@ -626,9 +628,7 @@ def _active_word(b: Any, masks: Any) -> Any:
 
 # active_word(uint32 masks [64]) -> which of 64 neurons spiked at all; lowest_bit(word) -> the place of its lowest bit
 active_word = _primitive(_active_word, 1, types.int64)
-lowest_bit = _primitive(
-    lambda b, word: _call(b, "llvm.cttz", [I64], I64, [word, ir.Constant(I1, 1)]), 1, types.int64
-)
+lowest_bit = _primitive(lambda b, word: _call(b, "llvm.cttz", [I64], I64, [word, ir.Constant(I1, 1)]), 1, types.int64)
 
 
 def _make_attend(biased: bool) -> Any:
@@ -687,9 +687,7 @@ def _make_attend(biased: bool) -> Any:
 attend_keys, attend_biased = _make_attend(False), _make_attend(True)
 
 
-def _sum_values(
-    b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any, ahead: Any
-) -> None:
+def _sum_values(b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any, ahead: Any) -> None:
     words, vector = ir.VectorType(I64, LANES), ir.VectorType(I32, LANES)
     loop = _Loop(b, b.sdiv(row_bytes, _int(8)), LANES, [])
     start = b.add(values, b.mul(loop.index, _int(8)))

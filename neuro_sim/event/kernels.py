@@ -448,9 +448,9 @@ as_plan, as_work, as_given = (vector.record_at(kind) for kind in (PLAN, WORK, LA
 @entry
 def enter(job: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
     """The one way in (native.py). job 0: a block of plan, work, given, thread, threads; 1: the arguments of scaled_rows
-    with rows as long as there are columns."""
+    with rows as long as there are columns, prefetching in the order of the list."""
     if job == 0:
         run_block(as_plan(a), as_work(b), as_given(c), d, e)
     else:
-        scaled_rows(a, b, b, c, d, e, f, g)
+        scaled_rows(a, b, b, c, d, e, f, g, 0)
     return 0
