@@ -26,8 +26,10 @@ SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "ou
 LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_steps"), 1 << 12),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 1 << 16),
-    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "word_embed_proj_dim"), 1 << 24),
-    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24),
+    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "n_inner"), 1 << 24),
+    **dict.fromkeys(
+        ("word_embed_proj_dim", "vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24
+    ),
 }
 # Fields by which transformers fetches compiled code from the hub ("owner/kernel").
 KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation")
@@ -132,8 +134,11 @@ def check_sizes(folder: Path, config: Mapping[str, Any], where: str) -> None:
     hidden = sizes.get("hidden_size") or sizes.get("n_embd") or 1
     layers = sizes.get("num_hidden_layers") or sizes.get("n_layer") or 1
     width = sizes.get("word_embed_proj_dim") or hidden
-    # The token table, an eighth of one square matrix a layer, and the position table of the families that have one.
-    due = sizes.get("vocab_size", 1) * width + layers * hidden * hidden // 8
+    inside = sizes.get("intermediate_size") or sizes.get("ffn_dim") or sizes.get("n_inner") or 1
+    heads = sum(sizes.get(name) or 0 for name in ("num_attention_heads", "num_key_value_heads"))
+    # The token table, an eighth of one matrix of each kind a layer, and the position table of who has one.
+    due = (sizes.get("vocab_size") or 1) * width
+    due += layers * hidden * (hidden + inside + heads * (sizes.get("head_dim") or 0)) // 8
     if config.get("model_type") in (MODEL_TYPE, "opt", "gpt2"):
         due += (sizes.get("max_position_embeddings") or sizes.get("n_positions") or 1) * hidden
     if stored < due:
@@ -149,10 +154,11 @@ def check_complete(info: Mapping[str, Any], where: str) -> None:
 
 
 def no_bars() -> None:
-    """Loading says nothing: transformers' own bars off."""
+    """Loading says nothing: transformers' bars off, and its lists of tensors, which name them as a file spells them."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers has no types for it
+    logging.get_logger("transformers.modeling_utils").setLevel(logging.ERROR)  # type: ignore[no-untyped-call]
 
 
 def place(model: M, device: torch.device | str) -> M:

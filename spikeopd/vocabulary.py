@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,6 +21,7 @@ from spikeopd.errors import InputError
 from spikeopd.files import check_new_directory, new_directory, parse_json, write_json, write_text
 from spikeopd.models.teacher import load_teacher
 from spikeopd.students import no_bars
+from spikeopd.text.backend import make_backend
 from spikeopd.text.sources import open_source
 from spikeopd.text.tokenizer import Framing, Tokenizer, load_tokenizer
 from spikeopd.text.vocabulary import cut
@@ -58,7 +58,7 @@ def cut_vocabulary(
         raise InputError(f"vocabulary: {source} gives no token at least {min_count} times")
     content = parse_json(old.backend.to_str())
     content, kept = cut(content, used, teacher, multiple)
-    new = Tokenizer(Backend.from_str(_dump(content)), old.roles, str(output), old.framing)
+    new = Tokenizer(make_backend(content, Path(output)), old.roles, str(output), old.framing)
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 1024)
     fitting = (t for t in text.documents("validation") if all(2 <= len(frame(r, t)) <= limit for r in (old, new)))
     held_out = list(itertools.islice(fitting, documents))
