@@ -107,7 +107,7 @@ def test_what_cannot_be_cut_is_refused(fallback):
 def test_a_template_with_a_token_that_is_not_there_is_one_line():
     template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "q", "type_id": 0}}], "pair": [],
                 "special_tokens": {"q": {"id": "q", "ids": [99999], "tokens": ["q"]}}}  # fmt: skip
-    with pytest.raises(InputError, match="its template names token 99999, which it does not have"):
+    with pytest.raises(InputError, match="its template names token 99999, which it lacks"):
         cut(TINY | {"post_processor": template}, [5])
 
 
