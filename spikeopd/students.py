@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,11 +154,24 @@ def check_complete(info: Mapping[str, Any], where: str) -> None:
 
 
 def no_bars() -> None:
-    """Loading says nothing: transformers' bars off, and its lists of tensors, which name them as a file spells them."""
+    """Saving says nothing: transformers' own bars off, from now on."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers has no types for it
-    logging.get_logger("transformers.modeling_utils").setLevel(logging.ERROR)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Loading says nothing: no bars, and none of transformers' lists of tensors, named as a stranger's file does."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()  # type: ignore[no-untyped-call]
+    no_bars()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)  # type: ignore[no-untyped-call]
 
 
 def place(model: M, device: torch.device | str) -> M:
@@ -189,12 +202,12 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
         raise BackendMissing(
             f"student {folder}: needs torch and transformers ({error}): {install_command('train')}"
         ) from error
-    no_bars()
     check_sizes(folder, config, f"student {folder}")
     try:
-        loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
-        )
+        with silence():
+            loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
+                folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
+            )
     except InputError:
         raise
     except Exception as error:  # transformers and safetensors raise many kinds; all mean a damaged folder

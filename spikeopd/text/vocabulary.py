@@ -61,9 +61,7 @@ def cut(
     try:
         return _rewritten(content, pieces, place), kept
     except KeyError as error:
-        raise InputError(
-            f"{origin}: its template names token {error}, which it does not have; save it again"
-        ) from error
+        raise InputError(f"{origin}: its template names token {error}, which it lacks; save it again") from error
 
 
 def derivation(piece: str, ranks: Mapping[tuple[str, str], int]) -> set[str]:
