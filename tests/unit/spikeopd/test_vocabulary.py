@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from spikeopd.cli import main
 from spikeopd.errors import InputError
 from spikeopd.models.teacher import load_teacher, resolve
+from spikeopd.text.backend import Guarded, make_backend
 from spikeopd.text.tokenizer import load_tokenizer
 from spikeopd.text.vocabulary import BYTES, cut, derivation
 
@@ -101,6 +102,22 @@ def test_what_cannot_be_cut_is_refused(fallback):
         cut(json.loads(words.to_str()), [1])
     with pytest.raises(InputError, match="has no token 9999"):
         cut(json.loads(fallback.to_str()), [9999])
+
+
+def test_a_template_with_a_token_that_is_not_there_is_one_line():
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "q", "type_id": 0}}], "pair": [],
+                "special_tokens": {"q": {"id": "q", "ids": [99999], "tokens": ["q"]}}}  # fmt: skip
+    with pytest.raises(InputError, match="its template names token 99999, which it lacks"):
+        cut(TINY | {"post_processor": template}, [5])
+
+
+def test_a_cut_tokenizer_with_a_pattern_of_its_own_still_runs_apart(tmp_path):
+    """A pattern may take for ever, whoever cut the vocabulary."""
+    pattern = {"type": "Split", "pattern": {"Regex": r"\d"}, "behavior": "Isolated", "invert": False}
+    parts = {"type": "Sequence", "pretokenizers": [pattern, TINY["pre_tokenizer"]]}
+    content, _ = cut(TINY | {"pre_tokenizer": parts}, [5, 6])
+    assert isinstance(make_backend(content, tmp_path), Guarded)
+    assert not isinstance(make_backend(cut(TINY, [5, 6])[0], tmp_path), Guarded)
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
