@@ -11,7 +11,7 @@ from typing import Any
 
 import spikeopd
 from spikeopd.arguments import add_version
-from spikeopd.errors import ConfigError, run_command
+from spikeopd.errors import ConfigError, run_command, say
 
 TRAIN_EPILOG = """examples:
   spikeopd-train --config tiny --output runs/tiny
@@ -25,6 +25,7 @@ other commands:
   spikeopd-train corpus --teacher DIR --output DIR      sample text from a teacher
   spikeopd-train vocabulary --teacher DIR --source SOURCE --output DIR    cut a teacher to the tokens a text uses
   spikeopd-train llama2c FILE --output DIR llama2.c's model file to a Hugging Face directory
+  spikeopd-train share STUDENT             put a student on the hub, or its code beside it
   spikeopd-train --suggest TEACHER         a recipe for a teacher that no recipe knows
   spikeopd-train --explain stage2.ref_coef what an option means and where its value comes from
 """
@@ -43,6 +44,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "corpus": _corpus,
         "vocabulary": _vocabulary,
         "llama2c": _llama2c,
+        "share": _share,
     }
     if words and words[0] in commands:
         return commands[words[0]](words[1:])
@@ -79,6 +81,7 @@ def _train(words: list[str]) -> int:
         metavar="MACHINE",
         help="memory per GPU, communication and speed, calculated; MACHINE: gpus=8,memory=24,tflops=70,link=12,shard=1",
     )
+    _add_sharing(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--explain", nargs="?", const="", metavar="KEY", help="explain an option, a section, or all")
@@ -110,9 +113,55 @@ def _train(words: list[str]) -> int:
     from spikeopd.paths import check_paths
 
     check_paths(config, Path(arguments.output), arguments.resume)  # these neither
+    if arguments.push_to_hub:
+        from spikeopd.hub import check_hub
+
+        check_hub(arguments.push_to_hub)  # nor a name that would be refused after hours
     run = spikeopd.train(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
     if run.main:
-        _show(run.summary, arguments.json)
+        _show({**run.summary, **_shared(run.student, arguments)}, arguments.json)
+    return 0
+
+
+def _add_sharing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--remote-code",
+        action="store_true",
+        help="write the student's code beside it, for processes that have torch and transformers alone",
+    )
+    parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="upload the student to the Hugging Face hub")
+    parser.add_argument("--private", action="store_true", help="a repository made by --push-to-hub is not public")
+
+
+def _shared(student: str | Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if arguments.remote_code:
+        found["remote_code"] = str(spikeopd.add_remote_code(student))
+    if arguments.push_to_hub:
+        say(f"uploading {student} to {arguments.push_to_hub}")
+        found["hub"] = spikeopd.push_to_hub(student, arguments.push_to_hub, private=arguments.private)
+    return found
+
+
+def _share(words: list[str]) -> int:
+    parser = _parser(
+        "spikeopd-train share",
+        "Put a trained student on the Hugging Face hub (log in before: hf auth login), or its code beside it, so that "
+        "transformers loads it without this package (trust_remote_code=True, which this package never sets).",
+        "examples:\n  spikeopd-train share runs/tiny --remote-code\n"
+        "  spikeopd-train share runs/tiny --push-to-hub me/tiny-spikes --private",
+    )
+    parser.add_argument("student", metavar="STUDENT", help="run folder or folder of a student")
+    _add_sharing(parser)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(words)
+    if not (arguments.remote_code or arguments.push_to_hub):
+        raise ConfigError("nothing to do: give --remote-code, --push-to-hub OWNER/NAME, or both")
+    if arguments.push_to_hub:
+        from spikeopd.hub import check_hub
+
+        check_hub(arguments.push_to_hub)
+    _show(_shared(arguments.student, arguments), arguments.json)
     return 0
 
 

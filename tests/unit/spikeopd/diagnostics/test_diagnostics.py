@@ -69,6 +69,10 @@ def test_gaps_by_hand():
     assert values["mean_kappa_self"] == 3.0 and values["last_prefix_gap"] == 3.0
     still = Paired(*(np.zeros_like(getattr(paired, name)) for name in paired.__dataclass_fields__))
     assert dynamics.spike_improvement(paired, still).tolist() == pytest.approx([0.05, 0.175])
+    both = (paired.kappa_self - paired.kappa_corp)[:, 0]
+    assert values["standard_errors"]["prefix_gap"][0] == pytest.approx(abs(both[0] - both[1]) / 2), "two prompts"
+    compared = report.compare({"first": paired, "still": still})
+    assert compared["first"]["standard_errors"]["spike_improvement"] == [0.0, 0.0], "against itself"
     text = report.table(report.compare({"Offline-only": paired, "SpikeOPD": still}))
     assert "0.1750" not in text and "1125.0000" in text and "2.67" in text  # mean drift 0.1125, times 1e4
 
