@@ -12,6 +12,7 @@ from typing import Any
 import spikeopd
 from spikeopd.arguments import add_version
 from spikeopd.errors import ConfigError, run_command, say
+from spikeopd.paths import check_file, check_model, check_paths, check_source
 
 TRAIN_EPILOG = """examples:
   spikeopd-train --config tiny --output runs/tiny
@@ -73,7 +74,7 @@ def _train(words: list[str]) -> int:
     parser.add_argument("--output", metavar="DIR", help="run folder to create, or to continue with --resume")
     parser.add_argument("--stage", choices=("1", "2", "both"), help="stages to run (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --output, bit for bit on CPU")
-    parser.add_argument("--dry-run", action="store_true", help="random weights and tokens, one small update, sizes")
+    parser.add_argument("--dry-run", action="store_true", help="one update of a small sister on random tokens; sizes")
     parser.add_argument(
         "--plan",
         nargs="?",
@@ -106,12 +107,10 @@ def _train(words: list[str]) -> int:
         _show(found, arguments.json)
         return 0 if found["fits"] else 1
     if arguments.dry_run:
-        _show(spikeopd.dry_run(config), arguments.json)
+        _show(spikeopd.dry_run(config, None if arguments.quiet else _step), arguments.json)
         return 0
     if not arguments.output:
         raise ConfigError("--output DIR is needed: the folder this run is written to")
-    from spikeopd.paths import check_paths
-
     check_paths(config, Path(arguments.output), arguments.resume)  # these neither
     if arguments.push_to_hub:
         from spikeopd.hub import check_hub
@@ -121,6 +120,10 @@ def _train(words: list[str]) -> int:
     if run.main:
         _show({**run.summary, **_shared(run.student, arguments)}, arguments.json)
     return 0
+
+
+def _step(line: str) -> None:
+    say(f"dry run: {line} ...")
 
 
 def _add_sharing(parser: argparse.ArgumentParser) -> None:
@@ -192,6 +195,7 @@ def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:
         from spikeopd.errors import check_writable
 
         check_writable(output, "--output", in_folder=True)
+    check_model(teacher, "--suggest")
     text: str = spikeopd.suggest(teacher)
     if output is None:
         print(text, end="")
@@ -310,6 +314,7 @@ def _corpus(words: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     arguments = parser.parse_args(words)
     named = {name: value for name, value in vars(arguments).items() if name != "json"}
+    check_model(arguments.teacher, "--teacher")
     _show(spikeopd.sample_corpus(**named), arguments.json)
     return 0
 
@@ -335,6 +340,8 @@ def _vocabulary(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
     named = {name: value for name, value in vars(arguments).items() if name != "json"}
+    check_model(arguments.teacher, "--teacher")
+    check_source(arguments.source)
     _show(spikeopd.cut_vocabulary(**named), arguments.json)
     return 0
 
@@ -351,6 +358,8 @@ def _llama2c(words: list[str]) -> int:
     parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.bin, if it is a file of its own")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
+    for file in filter(None, (arguments.model, arguments.tokenizer)):
+        check_file(file, "llama2c:")
     _show(spikeopd.convert_llama2c(arguments.model, arguments.output, arguments.tokenizer), arguments.json)
     return 0
 

@@ -242,3 +242,18 @@ def test_missing_tensorboard_names_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(BackendMissing, match="train.tensorboard needs TensorBoard: pip install tensorboard"):
         RunLog(tmp_path, tensorboard=True)
+
+
+def test_a_refused_run_does_not_stand_in_the_way_of_its_correction(tmp_path):
+    for new in (tmp_path / "new", tmp_path):
+        with pytest.raises(InputError, match="too wide"), RunLog(new, quiet=True) as log:
+            log.hold()
+            log.start("a: 1", {})
+            raise InputError("the student is too wide")
+        assert not (new / "config.yaml").exists()
+    assert not list(tmp_path.iterdir()), "not even an empty folder"
+    with pytest.raises(InputError), RunLog(tmp_path, quiet=True) as log:
+        log.start("a: 1", {})
+        log.metrics("stage1", 1, {"loss": 1.0})
+        raise InputError("the disk is gone")
+    assert (tmp_path / "config.yaml").exists(), "what has begun can be resumed"

@@ -139,8 +139,8 @@ def test_diagnose_command(world, tmp_path, capsys, monkeypatch):
     (tmp_path / "text.txt").write_text("The bank pairs prefixes of one prompt. " * 40)
     words = ["diagnose", str(tmp_path / "offline"), f"SpikeOPD={tmp_path / 'adapted'}", "--teacher",
              str(tmp_path / "teacher"), "--bank", str(tmp_path / "bank.npz"), "--split", "all", "--source",
-             f"text:{tmp_path / 'text.txt'}", "--prompts", "3", "--prompt-length", "8", "--length", "5", "--quiet",
-             "--json", "--output", str(tmp_path / "out"), "--figures"]  # fmt: skip
+             f"text:{tmp_path / 'text.txt'}", "--num-prompts", "3", "--prompt-length", "8", "--max-new-tokens", "5",
+             "--quiet", "--json", "--output", str(tmp_path / "out"), "--figures"]  # fmt: skip
     monkeypatch.setenv("SPIKEOPD_CACHE", str(tmp_path / "cache"))
     assert cli.main(words) == 0
     first = json.loads(capsys.readouterr().out)
