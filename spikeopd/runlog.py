@@ -23,7 +23,8 @@ from typing import IO, Any
 
 import spikeopd
 from spikeopd.errors import BackendMissing, InputError, SpikeOPDError, printable, say, short
-from spikeopd.files import LOCK, (
+from spikeopd.files import (
+    LOCK,
     parse_json,
     read_json,
     regular_size,
