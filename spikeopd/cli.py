@@ -223,13 +223,34 @@ def _show(summary: dict[str, Any], as_json: bool) -> None:
     print(json.dumps(summary, ensure_ascii=False) if as_json else _readable(summary))
 
 
+# How people read what --json calls by these names.
+WORDS = {
+    "teacher_kl": "KL to the teacher",
+    "self_kl": "KL on own prefixes",
+    "adj": "adjacent repetition",
+    "dist4": "distinct 4-grams",
+    "run": "longest run",
+    "onset": "collapse at update",
+    "last_rollouts": "last rollouts",
+    "from_teacher": "from the teacher",
+    "remote_code": "code for transformers",
+    "block_parameters": "parameters of blocks",
+    "training_gib": "GiB to train",
+    "after_one_update": "after one update",
+    "tried_with": "tried with",
+    "dry_run": "dry run",
+}
+
+
 def _readable(summary: dict[str, Any], indent: str = "") -> str:
     lines = []
     for key, value in summary.items():
+        name = WORDS.get(key, key)
         if isinstance(value, dict):
-            lines += [f"{indent}{key}", _readable(value, indent + "  ")]
-        else:
-            lines.append(f"{indent}{key:<23} {value:.4g}" if isinstance(value, float) else f"{indent}{key:<23} {value}")
+            lines += [f"{indent}{name}", _readable(value, indent + "  ")]
+            continue
+        shown = f"{value:.4g}" if isinstance(value, float) else "none" if value is None else value
+        lines.append(f"{indent}{name:<23} {shown}")
     return "\n".join(lines)
 
 

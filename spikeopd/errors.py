@@ -207,7 +207,8 @@ class _Terminal:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(printable(text))
+        # colorama, which some libraries load, ends every process with a reset of the colours: nothing to show.
+        self._stream.write(text if text == "\x1b[0m" else printable(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

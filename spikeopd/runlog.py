@@ -370,7 +370,7 @@ class _Bar(Progress):
 
     def advance(self, count: int = 1, /, **values: float) -> None:
         super().advance(count, **values)
-        self._bar.update(self._task, advance=count, values=", ".join(_words(values)))
+        self._bar.update(self._task, advance=count, values=_fitting(_words(values), self._bar.console.width - 56))
 
     def __enter__(self) -> _Bar:
         self._bar.start()
@@ -378,6 +378,16 @@ class _Bar(Progress):
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+
+def _fitting(words: Sequence[str], room: int) -> str:
+    """As many of them as there is room for, at least one: else the bar gives up its own numbers."""
+    fitting = list(words[:1])
+    for word in words[1:]:
+        if len(", ".join([*fitting, word])) > room:
+            break
+        fitting.append(word)
+    return ", ".join(fitting)
 
 
 def _words(values: Mapping[str, float]) -> list[str]:

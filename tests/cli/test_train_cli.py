@@ -154,3 +154,11 @@ def test_small_teacher_and_tokenizer_can_be_trained(capsys, tmp_path):
     assert code == 0, err
     assert json.loads(out)["validation_perplexity"] > 1
     assert (tmp_path / "t" / "model.safetensors").is_file()
+
+
+def test_a_summary_is_read_in_words():
+    from spikeopd.cli import _readable
+
+    text = _readable({"stage2": {"onset": None, "final": {"teacher_kl": 0.25, "dist4": 1.0}}, "output": "runs/a"})
+    assert [line.split("  ")[0] or line.strip() for line in text.splitlines()][0] == "stage2"
+    assert "collapse at update      none" in text and "KL to the teacher       0.25" in text and "None" not in text

@@ -102,6 +102,11 @@ def test_a_terminal_never_sees_a_control_sequence_and_a_file_sees_what_was_writt
     shown = os.read(reading, 1000).decode().strip()
     os.close(reading)
     assert done.returncode == 0 and shown == SAFE and done.stderr.decode().strip() == SAFE
+    reading, writing = pty.openpty()
+    assert command(r"sys.stdout.write('\x1b[0m')", stdout=writing).returncode == 0
+    os.close(writing)
+    assert os.read(reading, 1000) == b"\x1b[0m", "colours off, which colorama writes at the end, is no text"
+    os.close(reading)
     with open(tmp_path / "file", "wb") as file:
         assert command(f"print({EVIL!r})", stdout=file).returncode == 0
     assert (tmp_path / "file").read_text() == EVIL.replace("\r", "\n") + "\n"  # universal newlines

@@ -257,3 +257,10 @@ def test_a_refused_run_does_not_stand_in_the_way_of_its_correction(tmp_path):
         log.metrics("stage1", 1, {"loss": 1.0})
         raise InputError("the disk is gone")
     assert (tmp_path / "config.yaml").exists(), "what has begun can be resumed"
+
+
+def test_numbers_beside_the_bar_leave_it_its_room():
+    words = ["loss 2.098", "opd 2.046", "adj 0.1518", "dist4 0.9875"]
+    assert runlog._fitting(words, 24) == "loss 2.098, opd 2.046"
+    assert runlog._fitting(words, 200) == ", ".join(words) and runlog._fitting(words, 3) == "loss 2.098"
+    assert runlog._fitting([], 24) == ""
