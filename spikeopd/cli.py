@@ -11,7 +11,7 @@ from typing import Any
 
 import spikeopd
 from spikeopd.arguments import add_version
-from spikeopd.errors import ConfigError, run_command, say
+from spikeopd.errors import ConfigError, run_command, say, say_loading
 from spikeopd.paths import check_file, check_model, check_paths, check_source
 
 TRAIN_EPILOG = """examples:
@@ -107,6 +107,7 @@ def _train(words: list[str]) -> int:
         _show(found, arguments.json)
         return 0 if found["fits"] else 1
     if arguments.dry_run:
+        say_loading(arguments.quiet)
         _show(spikeopd.dry_run(config, None if arguments.quiet else _step), arguments.json)
         return 0
     if not arguments.output:
@@ -116,6 +117,7 @@ def _train(words: list[str]) -> int:
         from spikeopd.hub import check_hub
 
         check_hub(arguments.push_to_hub)  # nor a name that would be refused after hours
+    say_loading(arguments.quiet)
     run = spikeopd.train(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
     if run.main:
         _show({**run.summary, **_shared(run.student, arguments)}, arguments.json)

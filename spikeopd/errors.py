@@ -116,6 +116,12 @@ def say(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
+def say_loading(quiet: bool = False) -> None:
+    """What a person at a terminal reads while torch is imported, which takes seconds."""
+    if not quiet and sys.stderr.isatty():
+        say("loading torch ...")
+
+
 def discard_stdout() -> None:
     """After the reader of stdout went away: what is left in the buffer goes nowhere, so that the end is quiet."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file has none to redirect

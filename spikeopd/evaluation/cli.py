@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spikeopd.arguments import seeds
-from spikeopd.errors import ConfigError, InputError, check_writable, run_command
+from spikeopd.errors import ConfigError, InputError, check_writable, run_command, say_loading
 from spikeopd.evaluation.arguments import PROG, build_parser
 from spikeopd.paths import check_model
 
@@ -158,6 +158,7 @@ def _open_log(arguments: argparse.Namespace) -> RunLog:
     name = re.sub(r"[^\w.-]+", "_", arguments.model.strip("./")) or "model"
     folder = Path(arguments.output) if arguments.output else Path("runs") / "eval" / f"{arguments.command}-{name}"
     check_writable(folder / "summary.json", "--output")  # now, not after the whole evaluation
+    say_loading(arguments.quiet)
     return RunLog(folder, quiet=arguments.quiet)
 
 
