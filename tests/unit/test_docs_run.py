@@ -45,7 +45,8 @@ SMALL = {
 ELSEWHERE = {
     "api.md": "test_api_docs.py",
     "adding_things.md": "test_adding_things.py",
-    "README.md": "quickstart.md has the same lines",
+    "README.md": "test_api_docs.py: the same calls on a toy run",
+    "quickstart.md": "the same",
     "serve.md": "test_serve.py: the same calls of OpenAI's client",
     "lava.md": "tests/lava: its interpreter is slow to start and to leave",
 }
@@ -138,7 +139,7 @@ def world(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     text = "The list is a function of the class. It returns the following values.\n"
     (folder / "PATH").write_text(text * 80)
-    (folder / "stories.jsonl").write_text((json.dumps({"text": text * 8}) + "\n") * 60)
+    (folder / "stories.jsonl").write_text("".join(json.dumps({"text": f"{n}: {text * 8}"}) + "\n" for n in range(99)))
     (folder / "prompts.jsonl").write_text('{"prompt": "The list"}\n{"prompt": "The class"}\n')
     write_items(folder / "DIR")
     with pytest.MonkeyPatch.context() as patch:
