@@ -353,6 +353,7 @@ def _vocabulary(words: list[str]) -> int:
     parser.add_argument("--teacher", required=True, metavar="DIR", help="teacher: folder or hub name")
     parser.add_argument("--source", required=True, help="text whose training part is counted (docs/data.md)")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cut teacher")
+    parser.add_argument("--like", metavar="BUNDLE", help="keep the tokens of this bundle or tokenizer instead")
     parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep tokens seen so often (default: 1)")
     parser.add_argument(
         "--multiple", type=int, default=64, metavar="N", help="fill rows up to a multiple (default: 64)"

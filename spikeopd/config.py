@@ -172,6 +172,9 @@ class DataConfig:
 class Stage1Config:
     """SpAD, offline distillation from the teacher (paper App. F)."""
 
+    model_name_or_path: str | None = opt(
+        None, "student or int8 bundle to go on from; null starts a new student from the teacher"
+    )
     updates: int = opt(4000, "optimizer steps", STAGE1, at_least=1)
     learning_rate: float = opt(5e-4, "peak learning rate of Adam", STAGE1, above=0.0)
     warmup_ratio: float = opt(
@@ -186,6 +189,9 @@ class Stage1Config:
     lambda_feat: float = opt(0.1, "weight of spiking feature alignment (SFA)", STAGE1_LOSS, at_least=0.0)
     lambda_soft: float = opt(0.3, "weight of soft-target alignment (STA)", STAGE1_LOSS, at_least=0.0)
     lambda_hard: float = opt(0.3, "weight of hard-target alignment (HTA)", STAGE1_LOSS, at_least=0.0)
+    lambda_stream: float = opt(
+        0.0, "weight of residual stream alignment (RSA); teacher and student of one width", "ours", at_least=0.0
+    )
     gamma_attn: float = opt(
         0.5, "SAA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
     )
@@ -212,8 +218,13 @@ class Stage1Config:
 
     @property
     def internals(self) -> bool:
-        """Whether a target compares with the teacher's layers and attention maps; its logits alone cost less."""
-        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat))
+        """Whether a target compares with the teacher's layers; its logits alone cost less."""
+        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat, self.lambda_stream))
+
+    @property
+    def maps(self) -> bool:
+        """Whether a target compares with the teacher's attention maps, which its fused kernels do not give."""
+        return self.lambda_attn > 0
 
 
 @dataclass(frozen=True)
@@ -544,7 +555,16 @@ def _check_deploy(config: Config) -> list[str]:
 
 def _check_stage1_weights(config: Config) -> list[str]:
     stage1 = config.stage1
-    if any((stage1.lambda_emb, stage1.lambda_attn, stage1.lambda_feat, stage1.lambda_soft, stage1.lambda_hard)):
+    if any(
+        (
+            stage1.lambda_emb,
+            stage1.lambda_attn,
+            stage1.lambda_feat,
+            stage1.lambda_soft,
+            stage1.lambda_hard,
+            stage1.lambda_stream,
+        )
+    ):
         return []
     return ["stage1.lambda_*: every weight is 0, nothing would be learned; set at least one"]
 
@@ -635,7 +655,8 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     ),
     (
         _check_stage1_weights,
-        "stage1.lambda_emb stage1.lambda_attn stage1.lambda_feat stage1.lambda_soft stage1.lambda_hard",
+        "stage1.lambda_emb stage1.lambda_attn stage1.lambda_feat stage1.lambda_soft stage1.lambda_hard "
+        "stage1.lambda_stream",
     ),
     (_check_stage2_weights, "stage2.teacher_coef stage2.ref_coef stage2.spike_coef train.stage"),
     (_check_micro_batch, "stage2.batch_size stage2.micro_batch_size"),

@@ -20,11 +20,18 @@ def check_paths(config: Config, output: Path, resume: bool) -> None:
     for name in (data.source, data.prompt_source, data.validation_source):
         check_source(name or "")
     check_model(config.teacher.teacher_model_name_or_path, "teacher.teacher_model_name_or_path")
-    start = config.stage2.model_name_or_path
-    if config.train.stage == "2" and start and find_model(start) is None:
-        raise InputError(f"stage2.model_name_or_path {start}: no student there; give the folder of a run or of one")
+    stage = "stage2" if config.train.stage == "2" else "stage1"
+    start = getattr(config, stage).model_name_or_path
+    if start and not _is_student(start):
+        raise InputError(f"{stage}.model_name_or_path {start}: no student there; give the folder of a run or of one")
     if not resume and (output / "config.yaml").exists():
         raise InputError(f"{output} already holds a run; continue it with --resume, or give another --output")
+
+
+def _is_student(path: str) -> bool:
+    from spikeopd.students import find_bundle  # reads numpy, which few need here
+
+    return find_model(path) is not None or bool(find_bundle(path))
 
 
 def check_source(name: str) -> None:
