@@ -86,15 +86,21 @@ def describe_start(setup: Setup, transferred: dict[str, str]) -> str:
     """What of the teacher the student starts with, and how documents are framed, in a line each."""
     tokenizer = setup.tokenizer
     begin, end = (tokenizer.roles[role] for role in ("bos_token", "eos_token"))
-    parts = "; ".join(f"{part} {what}" for part, what in transferred.items())
+    copied = ", ".join(part for part, what in transferred.items() if what == "copied") or "nothing"
+    others = [
+        what if part == "nothing" else f"{part}: {what}" for part, what in transferred.items() if what != "copied"
+    ]
     options, processes = setup.config.stage1, setup.accelerator.num_processes
     rows = options.micro_batch_size * options.gradient_accumulation_steps * processes
     tokens = f"{end} separates documents" if begin == end else f"documents begin with {begin} and end with {end}"
-    return (
-        f"stage 1: from the teacher ({setup.teacher.config.model_type}): {parts}\nstage 1: {tokens}\n"
-        f"stage 1: {rows} sequences per update ({processes} x {options.micro_batch_size} x "
-        f"{options.gradient_accumulation_steps})"
-    )
+    shares = f"{processes} x {options.micro_batch_size} x {options.gradient_accumulation_steps}"
+    lines = [
+        f"the teacher ({setup.teacher.config.model_type}) gives {copied}",
+        *others,
+        tokens,
+        f"{rows} sequences per update ({shares})",
+    ]
+    return "\n".join(f"stage 1: {line}" for line in lines)
 
 
 def forward_precision(options: Stage1Config, update: int) -> Literal["none", "int8"]:
