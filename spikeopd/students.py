@@ -91,8 +91,9 @@ def check_weights(folder: Path, where: str) -> list[str]:
     sampling = folder / "generation_config.json"
     if sampling.exists():  # transformers reads it whole, whatever it is
         try:
-            dict(read_json(sampling))
-        except (OSError, ValueError, TypeError) as error:
+            if not isinstance(read_json(sampling), dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
             raise InputError(f"{where}: {sampling.name} cannot be read ({short(error)})") from error
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{where}: adapter_config.json makes it a part of another model; merge the two and save it")
