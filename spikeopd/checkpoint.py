@@ -145,14 +145,14 @@ def read_state(path: Path) -> dict[str, Any]:
         raise InputError(f"checkpoint {path}: state.json cannot be read ({short(error)})") from error
 
 
-def read_weights(path: Path, objective: nn.Module) -> dict[str, Tensor]:
+def read_weights(path: Path, objective: nn.Module) -> dict[str, Any]:
     """The weights of a checkpoint, if all its files are what was written. objective: what it belongs to, or a part."""
     if problem := check_sums(path, _largest_file(objective)):
         raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
     return _read_tensors(path, "objective")
 
 
-def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
+def _read_tensors(path: Path, name: str) -> dict[str, Any]:
     try:
         return dict(load_file(path / f"{name}.safetensors"))
     except (OSError, SafetensorError) as error:

@@ -115,6 +115,7 @@ def meet(name: str, place: Path, mutations: int) -> int:
     tell()
     renew()
     reader.read(folder)  # the good one is read, and what is imported is imported
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # lines that are said, of which nobody reads so many
     good = (place / "good" / reader.file).read_bytes()
     pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (pages + (2 << 30),) * 2)
