@@ -53,12 +53,12 @@ def pareto(rows: Sequence[Row], values: Sequence[Mapping[str, Any]], folder: Pat
         free = next((v for r, v in zip(rows, values, strict=True) if r.label == "student, no target"), None)
         if free is not None and "perplexity" in free:
             axis.axhline(ALLOWED * free["perplexity"]["mean"], color="0.6", linestyle=":", linewidth=1)
-        axis.margins(x=0.25, y=0.1)
+        axis.margins(x=0.3, y=0.1)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("nJ per token", fontsize=9)
         axis.tick_params(labelsize=8)
     axes[0].set_ylabel("perplexity", fontsize=9)
-    axes[-1].legend(fontsize=8, frameon=False)
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.suptitle("Perplexity against energy per token; dotted: 5 % above the student without a target", fontsize=10)
     return save(figure, folder, "figure")
 
