@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from spikeopd.errors import InputError, short
-from spikeopd.files import check_sums, new_directory, read_json, remove_tree, write_json, write_sums
+from spikeopd.files import JSON_LIMIT, check_sums, new_directory, read_json, remove_tree, write_json, write_sums
 
 # Works alike for a plain module, DDP and FSDP2: every rank takes part, rank 0 holds the whole.
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -74,7 +74,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("update-*") if path.is_dir())
 
 
-def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | None = None) -> Path | None:
+def newest_good(
+    folder: Path, objective: nn.Module, note: Callable[[str], None], *, at_most: int | None = None
+) -> Path | None:
     """The newest checkpoint whose files are what was written, of at most this update; None if there is none at all.
 
     Damaged ones are said and set aside (`damaged-update-NNNNNN`). If nothing else is left, that is an error: to begin
@@ -83,7 +85,7 @@ def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | Non
     answer: list[Any] = [None, None]
     if not _parallel() or torch.distributed.get_rank() == 0:
         try:
-            answer[0] = _newest_good(folder, note, at_most)
+            answer[0] = _newest_good(folder, note, at_most, _largest_file(objective))
         except InputError as error:
             answer[1] = str(error)
     if _parallel():
@@ -94,12 +96,12 @@ def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | Non
     return found
 
 
-def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None) -> Path | None:
+def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None, most: int) -> Path | None:
     damaged: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
         if at_most is not None and path.name > f"update-{at_most:06d}":
             continue
-        if not (problem := check_sums(path) or _state_problem(path)):
+        if not (problem := check_sums(path, most) or _state_problem(path)):
             break
         damaged.append((path, problem))
     else:
@@ -118,6 +120,12 @@ def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None)
         bad.rename(aside)
         note(f"checkpoint {bad} is damaged ({why}); kept as {aside.name}, continuing from {path.name}")
     return path
+
+
+def _largest_file(objective: nn.Module) -> int:
+    """Bytes that no file of its checkpoints exceeds: Adam has two moments for each weight."""
+    weights: int = sum(value.numel() * value.element_size() for value in objective.state_dict().values())
+    return JSON_LIMIT + 2 * weights
 
 
 def _state_problem(path: Path) -> str:
@@ -142,7 +150,7 @@ def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | No
 
     torch fills missing keys of a whole state dict with what the module has, so every key is compared here.
     """
-    if problem := check_sums(path):
+    if problem := check_sums(path, _largest_file(objective)):
         raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
     state = read_state(path)
     try:

@@ -27,8 +27,10 @@ SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "ou
 LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_steps"), 1 << 12),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 1 << 16),
-    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "word_embed_proj_dim"), 1 << 24),
-    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24),
+    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "n_inner"), 1 << 24),
+    **dict.fromkeys(
+        ("word_embed_proj_dim", "vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24
+    ),
 }
 # Fields by which transformers fetches compiled code from the hub ("owner/kernel").
 KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation")
@@ -139,8 +141,11 @@ def check_sizes(folder: Path, config: Mapping[str, Any], where: str) -> None:
     hidden = sizes.get("hidden_size") or sizes.get("n_embd") or 1
     layers = sizes.get("num_hidden_layers") or sizes.get("n_layer") or 1
     width = sizes.get("word_embed_proj_dim") or hidden
-    # The token table, an eighth of one square matrix a layer, and the position table of the families that have one.
-    due = sizes.get("vocab_size", 1) * width + layers * hidden * hidden // 8
+    inside = sizes.get("intermediate_size") or sizes.get("ffn_dim") or sizes.get("n_inner") or 1
+    heads = sum(sizes.get(name) or 0 for name in ("num_attention_heads", "num_key_value_heads"))
+    # The token table, an eighth of one matrix of each kind a layer, and the position table of who has one.
+    due = (sizes.get("vocab_size") or 1) * width
+    due += layers * hidden * (hidden + inside + heads * (sizes.get("head_dim") or 0)) // 8
     if config.get("model_type") in (MODEL_TYPE, "opt", "gpt2"):
         due += (sizes.get("max_position_embeddings") or sizes.get("n_positions") or 1) * hidden
     if stored < due:
@@ -156,10 +161,24 @@ def check_complete(info: Mapping[str, Any], where: str) -> None:
 
 
 def no_bars() -> None:
-    """Loading says nothing: transformers' own bars off."""
+    """Saving says nothing: transformers' own bars off, from now on."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers has no types for it
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Loading says nothing: no bars, and none of transformers' lists of tensors, named as a stranger's file does."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()  # type: ignore[no-untyped-call]
+    no_bars()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)  # type: ignore[no-untyped-call]
 
 
 def place(model: M, device: torch.device | str) -> M:
@@ -198,12 +217,12 @@ def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpi
         import torch
 
         from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-    no_bars()
     check_sizes(folder, config, f"student {folder}")
     try:
-        loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
-        )
+        with silence():
+            loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
+                folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
+            )
     except InputError:
         raise
     except Exception as error:  # transformers and safetensors raise many kinds; all mean a damaged folder

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,7 +21,7 @@ from spikeopd.errors import InputError
 from spikeopd.files import check_new_directory, new_directory, parse_json, write_json, write_text
 from spikeopd.models.teacher import load_teacher
 from spikeopd.students import find_bundle, no_bars
-from spikeopd.text.backend import read_backend
+from spikeopd.text.backend import make_backend, read_backend
 from spikeopd.text.sources import open_source
 from spikeopd.text.tokenizer import Framing, Tokenizer, load_tokenizer
 from spikeopd.text.vocabulary import cut
@@ -67,9 +66,9 @@ def cut_vocabulary(
         wanted = read_backend((find_bundle(like) or Path(like)) / "tokenizer.json").get_vocab()
         used = [token for piece, token in old.backend.get_vocab().items() if piece in wanted]
         content, kept = cut(content, used, teacher)
-        if Backend.from_str(_dump(content)).get_vocab() != wanted:
+        if make_backend(content, Path(output)).get_vocab() != wanted:
             raise InputError(f"vocabulary: {like} was not cut from the tokenizer of {teacher}: it numbers other tokens")
-    new = Tokenizer(Backend.from_str(_dump(content)), old.roles, str(output), old.framing)
+    new = Tokenizer(make_backend(content, Path(output)), old.roles, str(output), old.framing)
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 1024)
     fitting = (t for t in text.documents("validation") if all(2 <= len(frame(r, t)) <= limit for r in (old, new)))
     held_out = list(itertools.islice(fitting, documents))

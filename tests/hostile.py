@@ -305,7 +305,7 @@ def _read_metrics(folder: Path) -> Any:
 def _read_checkpoint(folder: Path) -> Any:
     from spikeopd.checkpoint import newest_good
 
-    return newest_good(folder, lambda line: None)
+    return newest_good(folder, _module()[0], lambda line: None)
 
 
 def _read_cache(folder: Path) -> Any:
@@ -348,7 +348,7 @@ def _read_sealed(folder: Path) -> Any:
             (folder / "update-000002" / "SHA256SUMS").unlink(missing_ok=True)
             if all(path.is_file() and path.stat().st_size < 1 << 30 for path in (folder / "update-000002").iterdir()):
                 write_sums(folder / "update-000002")
-    found = checkpoint.newest_good(folder, lambda line: None)
+    found = checkpoint.newest_good(folder, _module()[0], lambda line: None)
     return checkpoint.load(found, *_module())
 
 

@@ -294,7 +294,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: BiSpikCLMConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index = config, index
+        self.config, self.index, self.neuron = config, index, neuron_of(config)
         d, ffn, heads = config.hidden_size, config.ffn_dim, config.num_attention_heads
         own, spike_write = config.neurons == "own", config.residual_write == "spike"
         self.q_proj = SpikeLinear(d, d, config)
@@ -346,7 +346,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
         """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` returned."""
         config = self.config
-        alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, neuron_of(config)
+        alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
 
@@ -360,7 +360,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
                 current = current + bias
             if site == "a":
                 current = current * mask
-            spikes = neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
+            spikes = self.neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
             if site == "a":
                 spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from spikeopd.config import Config
 from spikeopd.errors import InputError, short
-from spikeopd.students import SAFE, check_complete, check_sizes, read_model_config
+from spikeopd.students import SAFE, check_complete, check_sizes, read_model_config, silence
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 PADDING_ROWS = 1024
@@ -90,7 +90,8 @@ def _from_pretrained(kind: Any, name_or_path: str, options: dict[str, object], *
         if weights:
             check_sizes(path, content, f"teacher: {name_or_path}")
     try:
-        return kind.from_pretrained(str(path) if path.is_dir() else where, **options)
+        with silence():
+            return kind.from_pretrained(str(path) if path.is_dir() else where, **options)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # a configuration can be wrong in as many ways as transformers has lines

@@ -61,6 +61,11 @@ def read_backend(file: Path, mend: str = "save it again") -> Any:
         _check_tokens(content)
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: not a tokenizer file ({short(error)}); {mend}") from error
+    return make_backend(content, file, mend)
+
+
+def make_backend(content: dict[str, Any], file: Path, mend: str = "save it again") -> Any:
+    """The tokenizer that a checked tokenizer.json describes: here if its parts allow it, else in a worker."""
     if not is_plain(content):
         return Guarded(file, json.dumps(content), mend)
     from tokenizers import Tokenizer
