@@ -28,6 +28,7 @@ from spikeopd.studies import figures, runs, spending, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
 from spikeopd.studies.definitions import STUDIES, Column, Row, every, find, stage1_marks
+from spikeopd.studies.pareto import together
 from spikeopd.studies.runs import Run, content_key, stage1_run, stage2_run
 
 
@@ -552,6 +553,11 @@ def test_the_pareto_figure_is_drawn_from_what_there_is(tmp_path):
     values = [{key: {"mean": 50.0 + place, "sd": None, "n": 1} for key in keys} for place in range(3)]
     drawn = figures.draw(find("sparsity"), rows, values, [[]] * 3, tmp_path)
     assert sorted(path.name for path in drawn) == ["figure.png", "figure.svg"] and drawn[0].stat().st_size > 5000
+
+
+def test_points_that_lie_together_share_a_label():
+    found = together([(0.0, 0.0), (10.0, 5.0), (10.1, 5.1), (10.0, 9.0)], ["a", "b", "c", "d"])
+    assert found == [((0.0, 0.0), "a"), ((10.0, 5.0), "b, c"), ((10.0, 9.0), "d")]
 
 
 def test_seeds():
