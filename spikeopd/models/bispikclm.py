@@ -36,7 +36,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT, weight_limit
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
 from spikeopd.models import grid, products
 from spikeopd.models.attention import (
     causal_mask,
@@ -125,7 +125,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
                 f"model: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}"
             )
         if num_steps < 1:
-            raise InputError(f"model: num_steps is {num_steps}; a neuron needs at least one step")
+            raise InputError(f"model: num_steps is {short(num_steps)}; a neuron needs at least one step")
         for name, allowed in (
             ("residual_write", ("spike", "current")),
             ("readout", ("rate", "residual")),
@@ -133,7 +133,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
             ("deploy_precision", ("none", "int8", "int4")),
         ):
             if getattr(self, name) not in allowed:
-                raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
+                raise InputError(f"model: {name} is {short(repr(getattr(self, name)))}; give {' or '.join(allowed)}")
         if deploy_precision != "none" and self.graded and num_steps & (num_steps - 1):
             raise InputError(
                 f"model: deploy_precision of a quantised twin needs num_steps 1, 2, 4, ..., not {num_steps}"
@@ -173,8 +173,9 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
-    observe: called by each block with its index and the spikes of `a` and `h`; what it returns is in `observed`. A map
-    that is only summed up need not be kept, and under gradient checkpointing is recomputed with its block.
+    observe: called by each block with its index, the spikes of `a` and `h` and the residual stream, `stream`; what it
+    returns is in `observed`. A map that is only summed up need not be kept, and under gradient checkpointing is
+    recomputed with its block.
     """
 
     sites: Iterable[str] | None = None
@@ -343,7 +344,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         distance: Tensor | None = None,
         observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` made of `a` and `h`."""
+        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` returned."""
         config = self.config
         alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
         kept: dict[str, Tensor] = {}
@@ -387,7 +388,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         x = fire("h", h)
-        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x})
+        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x, "stream": h})
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spikeopd.arguments import add_version
+from spikeopd.arguments import add_version, seeds
 from spikeopd.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
@@ -140,19 +140,6 @@ def starts(words: Sequence[str]) -> str | dict[str, str] | None:
     if len(sized) != len(words):
         raise ConfigError(f"--start {' --start '.join(words)}: give one folder, or SIZE=DIR once for each size")
     return sized
-
-
-def seeds(words: Sequence[str]) -> tuple[int, ...]:
-    """`0 3-5` is 0, 3, 4, 5."""
-    found: list[int] = []
-    for word in words:
-        low, dash, high = word.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
-            raise ConfigError(f"--seeds {word}: give numbers or rising ranges, for example 0 1 2 or 0-9")
-        found += range(int(low), int(high if dash else low) + 1)
-    if len(set(found)) != len(found):
-        raise ConfigError(f"--seeds {' '.join(words)}: a seed is named twice")
-    return tuple(found)
 
 
 def _entry(entry: dict[str, Any]) -> str:
