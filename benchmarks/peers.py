@@ -151,10 +151,11 @@ def kl(arguments):
 
 def stage2(arguments):
     rows, prompt = arguments.rows or 4, arguments.length or 480
-    config = load_config("tiny", [
-        "train.threads=1", "model.init=random", f"stage2.batch_size={rows}", f"stage2.micro_batch_size={rows}", f"stage2.prompt_length={prompt}",
-        "model.max_position_embeddings=512",
-    ])  # fmt: skip
+    changes = [f"stage2.{key}={value}" for key, value in
+               {"batch_size": rows, "micro_batch_size": rows, "prompt_length": prompt}.items()]  # fmt: skip
+    config = load_config(
+        "tiny", ["train.threads=1", "model.init=random", "model.max_position_embeddings=512", *changes]
+    )
     setup = random_setup(config, make_accelerator(config.train))
     options = setup.config.stage2
     start = spad.initial_student(setup)

@@ -1,11 +1,13 @@
-"""Time per generated token against K (constant if nothing is recomputed), and one Stage-2 update by part.
+"""CPU time per generated token against K (constant if nothing is recomputed), and one Stage-2 update by part.
 
-python benchmarks/rollout.py [--config tiny] [--lengths 8 16 32 64 128]
+python benchmarks/rollout.py [--config tiny] [--lengths 8 16 32 64 128] [--deploy int8]
+Token by token through the compiled decoder, and through the student's own forward: the same tokens, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 
 import torch
@@ -25,40 +27,39 @@ def main() -> None:
     parser.add_argument("--config", default="tiny")
     parser.add_argument("--lengths", type=int, nargs="*", default=[8, 16, 32, 64, 128])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--deploy", choices=["none", "int8", "int4"], default="int8", help="the student's integers")
     a = parser.parse_args()
     logging.disable_progress_bar()
     config = load_config(a.config, ["train.threads=1"])
     setup = build(config, make_accelerator(config.train))
     student = spad.initial_student(setup).eval()
+    student.config.deploy_precision = a.deploy
     options = config.stage2
     prompts = torch.from_numpy(
         batch(setup.prompts, batch_size=options.batch_size, length=options.prompt_length, seed=0, step=0)
     )
-    best = dict.fromkeys(a.lengths, 9e9)
-    prefill = 9e9
+    best = {(k, compiled): 9e9 for k in (1, *a.lengths) for compiled in (True, False)}
     for _ in range(a.rounds):
-        started = time.perf_counter()
-        rollout(student, prompts, uniforms(0, 0, len(prompts), 1))
-        prefill = min(prefill, time.perf_counter() - started)
-        for k in a.lengths:
-            started = time.perf_counter()
-            rollout(student, prompts, uniforms(0, 0, len(prompts), k))
-            best[k] = min(best[k], time.perf_counter() - started)
-    print(f"rollout of {len(prompts)} prompts of {options.prompt_length} tokens")
+        for k, compiled in best:
+            started = time.process_time()
+            rollout(student, prompts, uniforms(0, 0, len(prompts), k), compiled=compiled)
+            best[k, compiled] = min(best[k, compiled], time.process_time() - started)
+    prefill = best[1, False]
+    print(f"rollout of {len(prompts)} prompts of {options.prompt_length} tokens, deploy_precision {a.deploy}")
     print(f"prefill and first token: {prefill * 1e3:.0f} ms")
-    print(f"{'K':>6}{'ms per further token':>24}")
-    for k, seconds in best.items():
-        print(f"{k:6d}{(seconds - prefill) / (k - 1) * 1e3:24.2f}")
+    print(f"{'K':>6}{'ms per further token':>24}{'by the own forward':>24}")
+    for k in a.lengths:
+        print(f"{k:6d}" + "".join(f"{(best[k, way] - prefill) / (k - 1) * 1e3:24.2f}" for way in (True, False)))
 
     policy = opd.DistilledPolicy(student, config.train.kl_chunk_tokens, opd.chosen_divergence(options))
-    reference = spad.initial_student(setup).requires_grad_(False).eval()
+    reference = copy.deepcopy(student).requires_grad_(False).eval()
     run = Adaptation(setup, RunLog("unused", active=False), policy, reference)
     parts = {}
 
     def timed(name, function, *arguments):
-        started = time.perf_counter()
+        started = time.process_time()
         result = function(*arguments)
-        parts[name] = parts.get(name, 0.0) + time.perf_counter() - started
+        parts[name] = parts.get(name, 0.0) + time.process_time() - started
         return result
 
     every = tuple(range(student.config.num_hidden_layers))
@@ -69,7 +70,7 @@ def main() -> None:
         values = timed("student forward, losses, backward", opd.descend, run, [visited])
         timed("Adam", run.step, values["loss"], 1e-6)
     total = sum(parts.values())
-    print(f"\none Stage-2 update: {total / a.rounds:.2f} s")
+    print(f"\none Stage-2 update: {total / a.rounds:.2f} CPU s")
     for name, seconds in parts.items():
         print(f"  {name:36}{seconds / total:6.1%}")
 
