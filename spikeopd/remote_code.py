@@ -29,7 +29,16 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "BiSpikCLMForCausalLM",
 }
 PLACE = "spikeopd.models"
-PARTS = ("surrogate", "neurons", "grid", "quantised", "products", "attention", "bispikclm")  # read in this order
+PARTS = (
+    "surrogate",
+    "neurons",
+    "grid",
+    "quantised",
+    "products",
+    "attention",
+    "configuration",
+    "bispikclm",
+)  # read in this order
 OWN = {name: target for name, target in NEURONS.items() if target.partition(":")[0].removeprefix(f"{PLACE}.") in PARTS}
 # What the parts import from elsewhere in the package, where its text would not do.
 INSTEAD = {
