@@ -124,8 +124,8 @@ def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None,
 
 def _largest_file(objective: nn.Module) -> int:
     """Bytes that no file of its checkpoints exceeds: Adam has two moments for each weight."""
-    weights: int = sum(value.numel() * value.element_size() for value in objective.state_dict().values())
-    return JSON_LIMIT + 2 * weights
+    weights = objective.state_dict().values()
+    return JSON_LIMIT + 2 * sum(int(value.numel() * value.element_size()) for value in weights)
 
 
 def _state_problem(path: Path) -> str:
@@ -145,19 +145,28 @@ def read_state(path: Path) -> dict[str, Any]:
         raise InputError(f"checkpoint {path}: state.json cannot be read ({short(error)})") from error
 
 
+def read_weights(path: Path, objective: nn.Module) -> dict[str, Any]:
+    """The weights of a checkpoint, if all its files are what was written. objective: what it belongs to, or a part."""
+    if problem := check_sums(path, _largest_file(objective)):
+        raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
+    return _read_tensors(path, "objective")
+
+
+def _read_tensors(path: Path, name: str) -> dict[str, Any]:
+    try:
+        return dict(load_file(path / f"{name}.safetensors"))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"checkpoint {path} is damaged ({short(error)}); remove it to resume from an older") from error
+
+
 def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Restore modules and optimizer in place; return the state. Nothing is changed by a checkpoint that does not fit.
 
     torch fills missing keys of a whole state dict with what the module has, so every key is compared here.
     """
-    if problem := check_sums(path, _largest_file(objective)):
-        raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
+    weights = read_weights(path, objective)
     state = read_state(path)
-    try:
-        weights: dict[str, Any] = load_file(path / "objective.safetensors")
-        moments = load_file(path / "optimizer.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"checkpoint {path} is damaged ({short(error)}); remove it to resume from an older") from error
+    moments = _read_tensors(path, "optimizer")
     _check_tensors(path, weights, get_model_state_dict(objective))
     if optimizer is None:
         set_model_state_dict(objective, weights, options=_SPREAD)

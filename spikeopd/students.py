@@ -95,6 +95,13 @@ def read_model_config(folder: Path, where: str) -> dict[str, Any]:
 
 def check_weights(folder: Path, where: str) -> list[str]:
     """Weights in safetensors, inside the folder: their files. Pickles can run code when they are read, so none are."""
+    sampling = folder / "generation_config.json"
+    if sampling.exists():  # transformers reads it whole, whatever it is
+        try:
+            if not isinstance(read_json(sampling), dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{where}: {sampling.name} cannot be read ({short(error)})") from error
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{where}: adapter_config.json makes it a part of another model; merge the two and save it")
     index = folder / "model.safetensors.index.json"
@@ -172,13 +179,13 @@ def silence() -> Iterator[None]:
     """Loading says nothing: no bars, and none of transformers' lists of tensors, named as a stranger's file does."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()  # type: ignore[no-untyped-call]
+    before = logging.get_verbosity()
     no_bars()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.set_verbosity(before)  # type: ignore[no-untyped-call]
+        logging.set_verbosity(before)
 
 
 def place(model: M, device: torch.device | str) -> M:

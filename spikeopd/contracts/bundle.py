@@ -370,7 +370,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
             folder / MANIFEST, "shape.num_hidden_layers", "layers that `arrays` lists", shape.num_hidden_layers
         )
     specs = array_specs(shape, precision)
-    absent = {name for name in specs if name.endswith(".bias") and entries.get(name) == NO_BIAS}
+    absent = {name for name in specs if name.endswith(".bias") and name != "head.bias" and entries.get(name) == NO_BIAS}
     views = {
         name: _check_entry(folder, name, entries.get(name), spec, sizes, precision)
         for name, spec in specs.items()

@@ -36,7 +36,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT, weight_limit
-from spikeopd.errors import InputError
+from spikeopd.errors import InputError, short
 from spikeopd.models import grid, products
 from spikeopd.models.attention import (
     causal_mask,
@@ -125,7 +125,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
                 f"model: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}"
             )
         if num_steps < 1:
-            raise InputError(f"model: num_steps is {num_steps}; a neuron needs at least one step")
+            raise InputError(f"model: num_steps is {short(num_steps)}; a neuron needs at least one step")
         for name, allowed in (
             ("residual_write", ("spike", "current")),
             ("readout", ("rate", "residual")),
@@ -133,7 +133,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
             ("deploy_precision", ("none", "int8", "int4")),
         ):
             if getattr(self, name) not in allowed:
-                raise InputError(f"model: {name} is {getattr(self, name)!r}; give {' or '.join(allowed)}")
+                raise InputError(f"model: {name} is {short(repr(getattr(self, name)))}; give {' or '.join(allowed)}")
         if deploy_precision != "none" and self.graded and num_steps & (num_steps - 1):
             raise InputError(
                 f"model: deploy_precision of a quantised twin needs num_steps 1, 2, 4, ..., not {num_steps}"

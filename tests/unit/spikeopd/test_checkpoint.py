@@ -125,8 +125,9 @@ DAMAGE = {
     "more files": (lambda path: (path / "x.bin").write_text(""), "x.bin is not in SHA256SUMS"),
     "a folder": (lambda path: ((path / "state.json").unlink(), (path / "state.json").mkdir()), "not a regular file"),
     "empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "there is no SHA256SUMS"),
-    "weights of holes": (lambda path: os.truncate(path / "objective.safetensors", 1 << 40), "belong here"),
-    "sums of holes": (lambda path: os.truncate(path / "SHA256SUMS", 1 << 40), "bytes are too many"),
+    "weights of holes": (lambda path: os.truncate(path / "objective.safetensors", 1 << 40), "nearly all of them holes"),
+    "too many weights": (lambda path: os.truncate(path / "objective.safetensors", 1 << 30), "bytes, at most"),
+    "sums of holes": (lambda path: os.truncate(path / "SHA256SUMS", 1 << 30), "bytes are too many"),
 }
 
 

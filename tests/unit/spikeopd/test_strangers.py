@@ -74,6 +74,8 @@ def test_the_parts_of_known_families_do(tmp_path):
     [
         ({"model": TINY["model"] | {"vocab": TINY["model"]["vocab"] | {"x" * 5000: 9999}}}, "has 5000 characters"),
         ({"model": {"type": "Unigram", "vocab": [["x" * 5000, 0.0]], "unk_id": 0}}, "has 5000 characters"),
+        ({"model": TINY["model"] | {"vocab": TINY["model"]["vocab"] | {"zz": 1 << 31}}}, "has the number 2147483648"),
+        ({"added_tokens": [{"content": "zz", "id": 1 << 31}]}, "has the number 2147483648"),
         ({"added_tokens": [{"content": f"{n:01000d}"} for n in range(1100)]}, "more than 1048576 characters"),
     ],
 )
@@ -237,6 +239,17 @@ def test_a_bundle_of_holes_is_refused_before_it_is_hashed(tmp_path, name):
     manifest["files"].setdefault(name, {"sha256": "0" * 64})["bytes"] = 1 << 40
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="1099511627776 bytes, and the model's arrays take"):
+        load_bundle(bundle)
+
+
+def test_a_bundle_without_the_bias_of_its_head_is_refused(tmp_path):
+    from export.bundle_writer import write_bundle
+
+    bundle = write_bundle(random_model(random_shape(layers=1)), tmp_path / "b")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["arrays"]["head.bias"] = {"constant": 0}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"arrays\.head\.bias"):
         load_bundle(bundle)
 
 
@@ -468,12 +481,31 @@ def test_a_family_that_is_no_name_is_refused(family):
     assert len(str(caught.value)) < 500
 
 
+def test_a_family_that_is_no_name_is_no_student_either(tmp_path):
+    from energy.flops import load_shape
+
+    shape = random_shape()
+    (tmp_path / "config.json").write_text(json.dumps(shape.to_dict() | {"model_type": []}))
+    assert load_shape(str(tmp_path)) == shape
+
+
 def test_an_odd_number_in_an_old_environment_does_not_stop_a_resume(tmp_path):
     (tmp_path / "config.yaml").write_text("train: {seed: 1}\n")
     (tmp_path / "env.json").write_text('{"argv": NaN, "resumed": 3}')
     with RunLog(tmp_path, quiet=True) as log:
         log.start("train: {seed: 1}\n", {"argv": []}, resume=True)
     assert json.loads((tmp_path / "env.json").read_text()) == {"argv": None, "resumed": [{"argv": []}]}
+
+
+@pytest.mark.parametrize("content", ["[]", "x", "9" * 5000, None])
+def test_the_sampling_of_a_model_is_bounded_before_transformers_reads_it(tmp_path, content):
+    (tmp_path / "model.safetensors").touch()
+    file = tmp_path / "generation_config.json"
+    file.write_text(content or "")
+    if content is None:
+        os.truncate(file, 1 << 40)
+    with pytest.raises(InputError, match="generation_config.json cannot be read"):
+        check_weights(tmp_path, "model")
 
 
 def test_names_of_tensors_do_not_reach_the_terminal(tmp_path, capfd):

@@ -587,6 +587,26 @@ def test_command_plans_lists_and_refuses(world, tmp_path, capsys):
     assert "also needs the student" in capsys.readouterr().err
 
 
+def test_each_size_may_start_from_a_student_of_its_own(world, tmp_path, capsys):
+    folder, overrides, _ = world
+    student = str(folder / "student")
+    shutil.copytree(student, tmp_path / "deep")
+    words = ["scale", "--output", str(tmp_path), "--dry-run", "--json", *overrides]
+    one = ["--start", f"1 layer={student}"]
+    both = [*one, "--start", f"2 layers={tmp_path / 'deep'}"]
+    assert main([*words, *both]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert not any("Stage 1" in str(run) for run in runs), "nothing is trained first"
+    request = studying.Request(
+        find("scale"), load_config("tiny", overrides), tmp_path, (0,), overrides=overrides,
+        start={"1 layer": student, "2 layers": str(tmp_path / "deep")},
+    )  # fmt: skip
+    found = {row.label: studying.student_of(request, row).name for row in studying.rows_of(request)}
+    assert found["KD 1 layer"] == found["SpikeOPD 1 layer"] == "student" and found["SpikeOPD 2 layers"] == "deep"
+    assert main([*words, *one]) == 2 and "no student for the row 'KD 2 layers'" in capsys.readouterr().err
+    assert main([*words, *one, "--start", student]) == 2 and "SIZE=DIR once for each" in capsys.readouterr().err
+
+
 def test_help_is_quick_and_ends_with_examples():
     code = "import sys; from spikeopd.studies.cli import main; main(['--help'])"
     check = "\nassert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
