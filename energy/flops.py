@@ -167,7 +167,7 @@ def load_shape(source: str, num_steps: int | None = None) -> ModelShape:
             raise InputError(f"{source} names a dense model: say with --num-steps how many steps T_s its student takes")
         return parse_shape(shape.to_dict(), source, num_steps)
     raw = _read(path)
-    if isinstance(raw, dict) and raw.get("model_type") in {**LLAMA_FAMILY, **GPT_FAMILY}:
+    if isinstance(raw, dict) and raw.get("model_type") in (*LLAMA_FAMILY, *GPT_FAMILY):
         raise InputError(f"{path}: a {raw['model_type']} is no shape of a student; give it with --teacher")
     return parse_shape(raw, str(path), num_steps)
 

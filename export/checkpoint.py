@@ -41,8 +41,8 @@ def generation_values(folder: Path) -> dict[str, Any]:
     """What generation_config.json says about sampling, if there is one: a bundle's `generation`."""
     file = folder / "generation_config.json"
     try:
-        config = read_json(file) if file.is_file() else {}
-    except (OSError, ValueError) as error:
+        config = dict(read_json(file)) if file.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{file}: cannot be read ({short(error)})") from error
     known = ("do_sample", *GENERATION)
     return {name: config[name] for name in known if isinstance(config.get(name), int | float)}

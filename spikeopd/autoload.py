@@ -1,24 +1,27 @@
 """`import spikeopd` makes transformers' Auto classes know the student, when they are first used and not before.
 
-transformers has no entry point for models of other packages. So the import of its table of models is watched: right
-after it, the student registers itself there. Nothing heavy is imported for those who do not use the Auto classes.
+transformers has no entry point for models of other packages. So the imports of its tables are watched: right after
+one, the student registers itself there. Nothing heavy is imported for those who do not use the Auto classes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
+from typing import TYPE_CHECKING
 
-TABLE = "transformers.models.auto.modeling_auto"
+if TYPE_CHECKING:  # every command begins with this module: it imports next to nothing
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+# The table of configurations, which AutoConfig loads alone, and of models. When the first is loaded on the way to the
+# second, the student cannot be built yet, and is registered after the second.
+TABLES = {"transformers.models.auto.configuration_auto", "transformers.models.auto.modeling_auto"}
 
 
-class _Registering(Loader):
+class _Registering:
     """A module's own loader, and the registration after it."""
 
     def __init__(self, loader: Loader) -> None:
@@ -32,29 +35,37 @@ class _Registering(Loader):
         register_student()
 
 
-class _Watch(MetaPathFinder):
-    """Finds nothing itself; asks the others for the one module, once."""
+class _Watch:
+    """Finds nothing itself; asks the others for the tables, once each."""
+
+    def __init__(self, tables: set[str]) -> None:
+        self.tables = tables
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != TABLE:
+        if fullname not in self.tables:
             return None
-        sys.meta_path.remove(self)
+        self.tables.remove(fullname)
+        from importlib.util import find_spec
+
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Registering(spec.loader)
+            spec.loader = _Registering(spec.loader)  # type: ignore[assignment]  # what import asks of a loader
         return spec
 
 
 def watch() -> None:
-    """Register now where the table is there already, else when it comes."""
-    if TABLE in sys.modules:
+    """Register now where the tables are there already, else when they come."""
+    missing = TABLES - sys.modules.keys()
+    if missing != TABLES:
         register_student()
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    if missing and not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch(missing))
 
 
 def register_student() -> None:
+    import contextlib
+
     with contextlib.suppress(ImportError):  # transformers without torch has no models, and then nobody misses it
         import_module("spikeopd.models.bispikclm")  # registers itself

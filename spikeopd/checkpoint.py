@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from spikeopd.errors import InputError, short
-from spikeopd.files import check_sums, new_directory, read_json, remove_tree, write_json, write_sums
+from spikeopd.files import JSON_LIMIT, check_sums, new_directory, read_json, remove_tree, write_json, write_sums
 
 # Works alike for a plain module, DDP and FSDP2: every rank takes part, rank 0 holds the whole.
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -74,7 +74,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("update-*") if path.is_dir())
 
 
-def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | None = None) -> Path | None:
+def newest_good(
+    folder: Path, objective: nn.Module, note: Callable[[str], None], *, at_most: int | None = None
+) -> Path | None:
     """The newest checkpoint whose files are what was written, of at most this update; None if there is none at all.
 
     Damaged ones are said and set aside (`damaged-update-NNNNNN`). If nothing else is left, that is an error: to begin
@@ -83,7 +85,7 @@ def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | Non
     answer: list[Any] = [None, None]
     if not _parallel() or torch.distributed.get_rank() == 0:
         try:
-            answer[0] = _newest_good(folder, note, at_most)
+            answer[0] = _newest_good(folder, note, at_most, _largest_file(objective))
         except InputError as error:
             answer[1] = str(error)
     if _parallel():
@@ -94,12 +96,12 @@ def newest_good(folder: Path, note: Callable[[str], None], *, at_most: int | Non
     return found
 
 
-def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None) -> Path | None:
+def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None, most: int) -> Path | None:
     damaged: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(folder)):
         if at_most is not None and path.name > f"update-{at_most:06d}":
             continue
-        if not (problem := check_sums(path) or _state_problem(path)):
+        if not (problem := check_sums(path, most) or _state_problem(path)):
             break
         damaged.append((path, problem))
     else:
@@ -120,6 +122,12 @@ def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None)
     return path
 
 
+def _largest_file(objective: nn.Module) -> int:
+    """Bytes that no file of its checkpoints exceeds: Adam has two moments for each weight."""
+    weights = objective.state_dict().values()
+    return JSON_LIMIT + 2 * sum(int(value.numel() * value.element_size()) for value in weights)
+
+
 def _state_problem(path: Path) -> str:
     try:
         update = read_state(path)["update"]
@@ -137,19 +145,28 @@ def read_state(path: Path) -> dict[str, Any]:
         raise InputError(f"checkpoint {path}: state.json cannot be read ({short(error)})") from error
 
 
+def read_weights(path: Path, objective: nn.Module) -> dict[str, Any]:
+    """The weights of a checkpoint, if all its files are what was written. objective: what it belongs to, or a part."""
+    if problem := check_sums(path, _largest_file(objective)):
+        raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
+    return _read_tensors(path, "objective")
+
+
+def _read_tensors(path: Path, name: str) -> dict[str, Any]:
+    try:
+        return dict(load_file(path / f"{name}.safetensors"))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"checkpoint {path} is damaged ({short(error)}); remove it to resume from an older") from error
+
+
 def load(path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Restore modules and optimizer in place; return the state. Nothing is changed by a checkpoint that does not fit.
 
     torch fills missing keys of a whole state dict with what the module has, so every key is compared here.
     """
-    if problem := check_sums(path):
-        raise InputError(f"checkpoint {path} is damaged ({problem}); remove it to resume from an older one")
+    weights = read_weights(path, objective)
     state = read_state(path)
-    try:
-        weights: dict[str, Any] = load_file(path / "objective.safetensors")
-        moments = load_file(path / "optimizer.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"checkpoint {path} is damaged ({short(error)}); remove it to resume from an older") from error
+    moments = _read_tensors(path, "optimizer")
     _check_tensors(path, weights, get_model_state_dict(objective))
     if optimizer is None:
         set_model_state_dict(objective, weights, options=_SPREAD)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from spikeopd.errors import ConfigError, InputError, short
-from spikeopd.files import parse_json, read_json, write_json, write_text
+from spikeopd.files import parse_json, read_json, read_text, remove_tree, sha256, write_json, write_text
 from spikeopd.models.teacher import fingerprint, load_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.sampling import LARGEST_SEED, row_generators_from
@@ -90,26 +91,20 @@ def sample_corpus(
             for start in starts:
                 part = folder / PARTS / f"{start // wanted.batch_size:06d}.jsonl"
                 rows = min(wanted.batch_size, wanted.documents - start)
-                if not part.is_file():
+                lines = _read_part(part, rows, log.warn)
+                if lines is None:
                     lines = list(sample_batch(model, reader, start, rows, limit, wanted))
-                    write_text(part, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+                    _write_part(part, lines)
                     made += sum(line["tokens"] for line in lines)
-                found.append(part)
+                found += lines
                 seconds = max(time.monotonic() - began, 1e-9)
                 bar.advance(rows, **({"tokens/s": made / seconds} if made else {}))
-        text = "".join(part.read_text("utf-8") for part in found)
-        write_text(folder / CORPUS, text)
-        try:
-            lines = [dict(parse_json(line)) for line in text.splitlines()]
-            if not all({"complete", "tokens"} <= line.keys() for line in lines):
-                raise ValueError("a line says nothing of its tokens")
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{folder / PARTS}: damaged ({short(error)}); remove it to sample again") from error
+        write_text(folder / CORPUS, _spell(found))
         summary = {
             "corpus": str(folder / CORPUS),
-            "documents": len(lines),
-            "complete": sum(line["complete"] for line in lines),
-            "tokens": sum(line["tokens"] for line in lines),
+            "documents": len(found),
+            "complete": sum(line["complete"] for line in found),
+            "tokens": sum(line["tokens"] for line in found),
             "sampled_now": made,
             "seconds": round(time.monotonic() - began, 1),
         }
@@ -130,18 +125,47 @@ def document_limit(model: PreTrainedModel, asked: int | None) -> int:
 def _same_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Batches of another teacher or seed must not end up in one corpus."""
     path = folder / SETTINGS
-    if path.is_file():
-        before = read_json(path)
+    if os.path.lexists(path):
+        try:
+            before = dict(read_json(path))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path}: damaged ({short(error)}); give another --output") from error
         # More documents of the same kind may be asked for later: whole batches stay what they are.
         changed = [key for key in settings if before.get(key) != settings[key] and key != "documents"]
         if changed:
             raise InputError(f"{folder}: was begun with another {' and '.join(changed)}; give another --output")
-        for part in sorted((folder / PARTS).glob("*.jsonl")):
-            if int(part.stem) == before["documents"] // settings["batch_size"] and (
-                before["documents"] % settings["batch_size"] and before["documents"] != settings["documents"]
-            ):
-                part.unlink()  # a last batch that was not full
     write_json(path, settings)
+
+
+def _spell(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _write_part(path: Path, lines: list[dict[str, Any]]) -> None:
+    """A batch, with its checksum beside it, so that a stopped call goes on with what was sampled and nothing else."""
+    write_text(path, _spell(lines))
+    write_text(path.with_suffix(".sha256"), f"{sha256(path)}  {path.name}\n")
+
+
+def _read_part(path: Path, rows: int, warn: Callable[[str], None]) -> list[dict[str, Any]] | None:
+    """The documents of a batch; None if it is still to be sampled: missing, of another size, or damaged."""
+    if not os.path.lexists(path):
+        return None
+    seal = path.with_suffix(".sha256")
+    try:
+        # Stopped between the two files, or of an older version: the batch alone is whole, because it was renamed.
+        if seal.is_file() and read_text(seal, 1000).split()[:1] != [sha256(path)]:
+            raise ValueError("its checksum differs")
+        # Not splitlines, which also splits at characters that a document may hold.
+        lines = [dict(parse_json(line)) for line in read_text(path).split("\n")[:-1]]
+        kinds = {"text": str, "complete": bool, "tokens": int}
+        if not all(type(line.get(name)) is kind for line in lines for name, kind in kinds.items()):
+            raise ValueError("a line says nothing of its tokens")
+    except (OSError, ValueError, TypeError, InputError) as error:
+        remove_tree(path)
+        warn(f"{path} is damaged ({short(error)}); its documents are sampled again")
+        return None
+    return lines if len(lines) == rows else None  # another number was asked for
 
 
 # --- one batch -------------------------------------------------------------------------------------------------------

@@ -38,11 +38,41 @@ def find_model(path: Path | str, names: Sequence[str] = ("config.json",)) -> Pat
 
 
 def regular_size(path: Path) -> int:
-    """Size of a regular file, in bytes; a pipe or a device would block the reader or never end."""
+    """Size of a regular file, in bytes; a pipe or a device would block the reader or never end.
+
+    A large file that is nearly all holes takes no room and hours to read: it is refused.
+    """
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
         raise ValueError("not a regular file")
+    if info.st_size > 1 << 30 and _nearly_all_holes(path, info.st_size):
+        raise ValueError(f"{info.st_size} bytes, nearly all of them holes")
     return info.st_size
+
+
+def _nearly_all_holes(path: Path, size: int) -> bool:
+    """Whether less than a 64th was ever written, by the first thousand stretches of data."""
+    place = written = 0
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for _ in range(1000):
+            start = os.lseek(handle, place, os.SEEK_DATA)
+            place = os.lseek(handle, start, os.SEEK_HOLE)
+            written += place - start
+            if written * 64 >= size:
+                return False
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a file system that does not know; otherwise no data follows
+            return False
+        place = size
+    finally:
+        os.close(handle)
+    return written * 64 < place
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine: what has to be held whole cannot be larger."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_text(path: Path | str, limit: int = JSON_LIMIT) -> str:
@@ -195,8 +225,11 @@ def write_sums(folder: Path) -> None:
     write_text(folder / SUMS, "".join(f"{sha256(folder / name)}  {name}\n" for name in names))
 
 
-def check_sums(folder: Path) -> str:
-    """What is wrong with the files of a folder by its SHA256SUMS; empty if nothing is."""
+def check_sums(folder: Path, most: int) -> str:
+    """What is wrong with the files of a folder by its SHA256SUMS; empty if nothing is.
+
+    most: bytes that a file of it may have. More are not read: a terabyte of holes would be hashed for half an hour.
+    """
     try:
         lines = read_text(folder / SUMS, 1 << 20).splitlines()
     except FileNotFoundError:
@@ -214,7 +247,8 @@ def check_sums(folder: Path) -> str:
         if odd := sorted(listed.keys() ^ present):
             return f"{odd[0]} is {'missing' if odd[0] in listed else f'not in {SUMS}'}"
         for name, digest in listed.items():
-            regular_size(folder / name)
+            if (size := regular_size(folder / name)) > most:
+                return f"{name}: {size} bytes, at most {most} belong here"
             if sha256(folder / name) != digest:
                 return f"{name}: sha256 differs"
     except (OSError, ValueError) as error:
@@ -223,7 +257,12 @@ def check_sums(folder: Path) -> str:
 
 
 def sha256(path: Path | str) -> str:
+    """Of a regular file; anything else is refused before it is opened."""
     digest = hashlib.sha256()
+    try:
+        regular_size(Path(path))
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

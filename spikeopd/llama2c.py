@@ -19,13 +19,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spikeopd.errors import InputError
-from spikeopd.files import check_new_directory, new_directory, regular_size, write_json, write_text
+from spikeopd.files import check_new_directory, machine_memory, new_directory, regular_size, write_json, write_text
 
 HEADER = struct.Struct("<7i")
 NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "vocab_size", "max_position_embeddings")  # fmt: skip
 LIMITS = (1 << 16, 1 << 18, 1 << 10, 1 << 10, 1 << 10, 1 << 20, 1 << 20)
 LONGEST = 256  # bytes of a token
+SPECIAL = 3  # tokens in front: unknown, begin, end
 REST = 8 << 20  # bytes of all tokens
 
 
@@ -84,6 +85,10 @@ def _read(path: Path) -> tuple[dict[str, int], bool, np.ndarray]:
         or found["hidden_size"] // found["num_attention_heads"] % 2  # pairs are rotated
     ):
         raise InputError(f"llama2c: {path}: not a model file of llama2.c (version 0); its header says {found}")
+    if found["vocab_size"] < SPECIAL:
+        raise InputError(f"llama2c: {path}: vocab_size is {found['vocab_size']}; <unk>, <s> and </s> need {SPECIAL}")
+    if size > machine_memory():
+        raise InputError(f"llama2c: {path}: {size} bytes of weights, this machine has {machine_memory()} of memory")
     return found, separate, data
 
 
@@ -152,7 +157,7 @@ def tokenizer_content(pieces: list[tuple[bytes, float]]) -> dict[str, Any]:
     names: list[str] = []
     for number, (raw, _score) in enumerate(pieces):
         text = raw.decode("utf-8", "replace")
-        if number < 3:
+        if number < SPECIAL:
             names.append(("<unk>", "<s>", "</s>")[number])
         elif number < 259:
             names.append(f"<0x{number - 3:02X}>")
@@ -169,7 +174,7 @@ def tokenizer_content(pieces: list[tuple[bytes, float]]) -> dict[str, Any]:
         merges += [(-pieces[number][1], number, list(pair)) for pair in pairs]
     merges.sort(key=lambda entry: entry[:2])
     special = [{"id": number, "content": names[number], "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": True} for number in range(3)]  # fmt: skip
+                "normalized": False, "special": True} for number in range(SPECIAL)]  # fmt: skip
     begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spikeopd.contracts.bundle import MANIFEST, bundle_folder
 from spikeopd.contracts.topology import FORMS, SIZES, parse_shape
 from spikeopd.errors import BackendMissing, InputError, install_command, short
 from spikeopd.files import find_model, read_json, regular_size
@@ -26,12 +27,20 @@ SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "ou
 LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_steps"), 1 << 12),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 1 << 16),
-    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "word_embed_proj_dim"), 1 << 24),
-    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24),
+    **dict.fromkeys(("hidden_size", "n_embd", "ffn_dim", "intermediate_size", "n_inner"), 1 << 24),
+    **dict.fromkeys(
+        ("word_embed_proj_dim", "vocab_size", "max_position_embeddings", "n_positions", "head_dim"), 1 << 24
+    ),
 }
 # Fields by which transformers fetches compiled code from the hub ("owner/kernel").
 KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def find_bundle(path: Path | str) -> Path | None:
+    """The folder of the bundle that this is, a shipped one's by its name; None if it is none."""
+    folder = bundle_folder(path)
+    return folder if (folder / MANIFEST).is_file() and find_model(folder) is None else None
 
 
 def find_student(path: Path | str) -> Path:
@@ -86,6 +95,13 @@ def read_model_config(folder: Path, where: str) -> dict[str, Any]:
 
 def check_weights(folder: Path, where: str) -> list[str]:
     """Weights in safetensors, inside the folder: their files. Pickles can run code when they are read, so none are."""
+    sampling = folder / "generation_config.json"
+    if sampling.exists():  # transformers reads it whole, whatever it is
+        try:
+            if not isinstance(read_json(sampling), dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{where}: {sampling.name} cannot be read ({short(error)})") from error
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{where}: adapter_config.json makes it a part of another model; merge the two and save it")
     index = folder / "model.safetensors.index.json"
@@ -132,8 +148,11 @@ def check_sizes(folder: Path, config: Mapping[str, Any], where: str) -> None:
     hidden = sizes.get("hidden_size") or sizes.get("n_embd") or 1
     layers = sizes.get("num_hidden_layers") or sizes.get("n_layer") or 1
     width = sizes.get("word_embed_proj_dim") or hidden
-    # The token table, an eighth of one square matrix a layer, and the position table of the families that have one.
-    due = sizes.get("vocab_size", 1) * width + layers * hidden * hidden // 8
+    inside = sizes.get("intermediate_size") or sizes.get("ffn_dim") or sizes.get("n_inner") or 1
+    heads = sum(sizes.get(name) or 0 for name in ("num_attention_heads", "num_key_value_heads"))
+    # The token table, an eighth of one matrix of each kind a layer, and the position table of who has one.
+    due = (sizes.get("vocab_size") or 1) * width
+    due += layers * hidden * (hidden + inside + heads * (sizes.get("head_dim") or 0)) // 8
     if config.get("model_type") in (MODEL_TYPE, "opt", "gpt2"):
         due += (sizes.get("max_position_embeddings") or sizes.get("n_positions") or 1) * hidden
     if stored < due:
@@ -149,10 +168,24 @@ def check_complete(info: Mapping[str, Any], where: str) -> None:
 
 
 def no_bars() -> None:
-    """Loading says nothing: transformers' own bars off."""
+    """Saving says nothing: transformers' own bars off, from now on."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers has no types for it
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Loading says nothing: no bars, and none of transformers' lists of tensors, named as a stranger's file does."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    no_bars()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def place(model: M, device: torch.device | str) -> M:
@@ -168,27 +201,35 @@ def is_student(folder: Path) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _training_installed(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise BackendMissing(f"{where}: needs torch and transformers ({error}): {install_command('train')}") from error
+
+
 def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpikCLMForCausalLM:
-    """The student of a run folder or of a Hugging Face directory, in evaluation mode on the CPU.
+    """The student of a run folder, a Hugging Face directory or an int8 bundle, in evaluation mode on the CPU.
 
     dtype: of the weights; float32 if None.
     """
+    if bundle := find_bundle(path):
+        with _training_installed(f"bundle {path}"):
+            from spikeopd.models.bundled import student_of_bundle
+        return student_of_bundle(bundle).to(dtype)  # type: ignore[arg-type]  # transformers wraps `to`
     folder = find_student(path)
     config = read_config(folder)
-    try:
+    with _training_installed(f"student {folder}"):
         import torch
 
         from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-    except ImportError as error:
-        raise BackendMissing(
-            f"student {folder}: needs torch and transformers ({error}): {install_command('train')}"
-        ) from error
-    no_bars()
     check_sizes(folder, config, f"student {folder}")
     try:
-        loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
-            folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
-        )
+        with silence():
+            loaded: Any = BiSpikCLMForCausalLM.from_pretrained(
+                folder, dtype=dtype or torch.float32, local_files_only=True, **SAFE
+            )
     except InputError:
         raise
     except Exception as error:  # transformers and safetensors raise many kinds; all mean a damaged folder

@@ -10,8 +10,9 @@ import numpy as np
 from neuro_sim.sanafe.network import EXTRAS, Array, Group, Network, Synapses
 from neuro_sim.sanafe.placement import SOURCES, Placement
 from spikeopd.contracts import parse_shape
+from spikeopd.contracts.npz import open_npz, read_array
 from spikeopd.errors import InputError, short
-from spikeopd.files import read_json, write_json
+from spikeopd.files import machine_memory, read_json, write_json
 
 SCHEMA = "spikeopd.sanafe/1"
 FILES = ("network.json", "network.npz")
@@ -63,22 +64,35 @@ def write_network(folder: Path, network: Network, placement: Placement) -> None:
 
 def read_network(folder: Path) -> Network:
     """The network of two files, as an executor sees it."""
-    about = read_json(folder / "network.json")
+    file = folder / "network.json"
+    try:
+        about = dict(read_json(file))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{file}: cannot be read ({short(error)})") from error
     if about.get("schema") != SCHEMA:
-        raise InputError(f"{folder / 'network.json'}: expected schema {SCHEMA!r}, got {short(about.get('schema'))}")
-    with np.load(folder / "network.npz", allow_pickle=False) as file:
-        arrays = {name: file[name].astype(np.int64) for name in file.files}
-    network = Network(parse_shape(about["model"], str(folder)), about["slots"])
-    for group in about["groups"]:
-        fields = {name: group[name] for name in ("name", "kind", "layer", "site", "start", "decay")}
-        threshold, bias = (arrays[f"{part}/{group['name']}"] for part in ("threshold", "bias"))
-        network.groups[group["name"]] = Group(**fields, threshold=threshold, bias=bias)
-    for place, bundle in enumerate(about["synapses"]):
-        ends = {name: bundle[name] for name in ("source", "target", "role")}
-        network.synapses.append(
-            Synapses(**ends, weights=arrays[f"weights/{place}"], pairs=arrays.get(f"pairs/{place}"))
-        )
-    return network
+        raise InputError(f"{file}: expected schema {SCHEMA!r}, got {short(about.get('schema'))}")
+    shape = parse_shape(about.get("model"), str(folder))
+    with open_npz(folder / "network.npz", "network", machine_memory()) as archive:  # and what does not fit together
+        infos = archive.infolist()
+        room = sum(info.compress_size for info in infos)  # numpy.savez packs nothing
+        arrays = {
+            info.filename.removesuffix(".npy"): read_array(archive, info, room, _odd).astype(np.int64) for info in infos
+        }
+        network = Network(shape, about["slots"])
+        for group in about["groups"]:
+            fields = {name: group[name] for name in ("name", "kind", "layer", "site", "start", "decay")}
+            threshold, bias = (arrays[f"{part}/{group['name']}"] for part in ("threshold", "bias"))
+            network.groups[group["name"]] = Group(**fields, threshold=threshold, bias=bias)
+        for place, bundle in enumerate(about["synapses"]):
+            ends = {name: bundle[name] for name in ("source", "target", "role")}
+            network.synapses.append(
+                Synapses(**ends, weights=arrays[f"weights/{place}"], pairs=arrays.get(f"pairs/{place}"))
+            )
+        return network
+
+
+def _odd(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> str:
+    return "" if dtype == np.int32 else f"of {dtype}, not int32"
 
 
 def _bundle(bundle: Synapses) -> dict[str, Any]:

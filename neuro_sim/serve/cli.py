@@ -83,6 +83,7 @@ def _main(argv: Sequence[str] | None) -> int:
         import uvicorn
 
         from neuro_sim.serve.app import Server
+        from neuro_sim.serve.connection import Impatient
         from neuro_sim.serve.protocol import Limits
     except ModuleNotFoundError as error:
         raise BackendMissing(f"serving needs starlette and uvicorn ({error}); {install_command('serve')}") from error
@@ -100,6 +101,7 @@ def _main(argv: Sequence[str] | None) -> int:
             log_level="warning",
             access_log=False,
             server_header=False,
+            http=Impatient,
             ws="none",
             timeout_graceful_shutdown=max(1, round(args.grace)),
             limit_concurrency=args.batch + args.queue + 256,

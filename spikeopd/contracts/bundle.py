@@ -37,7 +37,7 @@ from spikeopd.contracts.model import (
 )
 from spikeopd.contracts.topology import DISTANCES_LIMIT, EMBED_SITE, FORMS, SIZES, ModelShape, projections
 from spikeopd.errors import ConfigError, InputError
-from spikeopd.files import find_model, parse_json, sha256
+from spikeopd.files import find_model, machine_memory, parse_json, sha256
 from spikeopd.sampling import from_generation_config
 
 Spec = tuple[str, tuple[int, ...]]  # dtype and shape of one array as `SpikeModel` holds it
@@ -370,7 +370,7 @@ def load_bundle(path: Path | str, *, check_hashes: bool = True, place: Place | N
             folder / MANIFEST, "shape.num_hidden_layers", "layers that `arrays` lists", shape.num_hidden_layers
         )
     specs = array_specs(shape, precision)
-    absent = {name for name in specs if name.endswith(".bias") and entries.get(name) == NO_BIAS}
+    absent = {name for name in specs if name.endswith(".bias") and name != "head.bias" and entries.get(name) == NO_BIAS}
     views = {
         name: _check_entry(folder, name, entries.get(name), spec, sizes, precision)
         for name, spec in specs.items()
@@ -409,8 +409,7 @@ def _check_files(folder: Path, files: Mapping[str, Any]) -> dict[str, int]:
 
 def _check_effort(folder: Path, total: int, files: Mapping[str, Any]) -> None:
     """Refuse, before anything is read, what this machine cannot hold, and files of holes that would take hours."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if total > memory:
+    if total > (memory := machine_memory()):
         raise InputError(f"{folder}: the model takes {total} bytes, this machine has {memory} of memory")
     for name, entry in files.items():
         if entry["bytes"] > FILE_SLACK + 64 * total:

@@ -135,7 +135,8 @@ class Run(Generic[O]):
         """Adam, and both wrapped for DDP or FSDP2 if `accelerate launch` or `torchrun` asked for it."""
         train, accelerator, objective = self.setup.config.train, self.setup.accelerator, self.objective
         if train.gradient_checkpointing:
-            objective.student.gradient_checkpointing_enable()
+            student = objective.student  # transformers renamed it in version 5
+            getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)()
         for module in objective.modules():
             if isinstance(module, SpikeLinear):
                 module.coarse_gradients = train.gradients == "bf16"
@@ -284,7 +285,7 @@ class Run(Generic[O]):
 
     def _load_newest(self) -> int:
         """Load the newest good checkpoint, if there is one; refuse it when teacher, tokenizer or data have changed."""
-        found = checkpoint.newest_good(self.checkpoints, self.runlog.warn)
+        found = checkpoint.newest_good(self.checkpoints, self.parallel, self.runlog.warn)
         if found is None:
             return 0
         record = checkpoint.read_state(found)
@@ -306,5 +307,5 @@ class Run(Generic[O]):
 
     def return_to(self, update: int) -> int | None:
         """Load the newest checkpoint of at most this update; returns its update, None if there is none."""
-        found = checkpoint.newest_good(self.checkpoints, self.runlog.warn, at_most=update)
+        found = checkpoint.newest_good(self.checkpoints, self.parallel, self.runlog.warn, at_most=update)
         return None if found is None else int(checkpoint.load(found, self.parallel, None)["update"])

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spikeopd import quality
+from spikeopd.allocation import keep_freed_memory
 from spikeopd.config import Config, TrainConfig
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
@@ -74,6 +75,7 @@ class Setup:
 
 
 def make_accelerator(train: TrainConfig) -> Accelerator:
+    keep_freed_memory()
     if train.threads:
         torch.set_num_threads(train.threads)
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -125,7 +127,7 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
     check_fit(config, load_teacher_config(options.teacher_model_name_or_path), tokenizer.vocab_size)
     teacher = load_teacher(
         options.teacher_model_name_or_path,
-        attentions=(config.train.stage != "2" and config.stage1.internals) or METHODS[config.stage2.method].internals,
+        attentions=(config.train.stage != "2" and config.stage1.maps) or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
     with accelerator.main_process_first():

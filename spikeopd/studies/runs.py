@@ -28,6 +28,7 @@ from spikeopd.config import SECTIONS, Config, config_to_dict, with_overrides
 from spikeopd.errors import CheckFailed, InputError, short
 from spikeopd.files import read_json, sha256, write_json
 from spikeopd.registry import METHODS
+from spikeopd.studies.values import of_row
 
 Kind = Literal["train", "evaluate", "teacher"]
 Note = Callable[[str], None]
@@ -228,10 +229,11 @@ def read_result(run: Task, pool: Path) -> dict[str, Any] | None:
         for name in ("student", "pre_onset_student"):
             if found.get(name):
                 found[name] = str(path.parent / found[name])
+        of_row([found])  # what the table will ask
         return found
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{path}: damaged ({short(error)}); remove it to evaluate the run again") from error
 
 

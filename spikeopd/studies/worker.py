@@ -200,13 +200,12 @@ def student_at(folder: Path, config: Config, update: int) -> Path:
     if update == 0:
         assert config.stage2.model_name_or_path is not None
         return Path(config.stage2.model_name_or_path)
-    from safetensors.torch import load_file
-
+    from spikeopd.checkpoint import read_weights
     from spikeopd.files import new_directory
     from spikeopd.students import load_student
 
-    weights = load_file(folder / "stage2" / "checkpoints" / f"update-{update:06d}" / "objective.safetensors")
     student = load_student(folder / "final")
+    weights = read_weights(folder / "stage2" / "checkpoints" / f"update-{update:06d}", student)
     student.load_state_dict({k.removeprefix("student."): v for k, v in weights.items() if k.startswith("student.")})
     shutil.rmtree(folder / "pre_onset", ignore_errors=True)  # of an evaluation that was stopped
     with new_directory(folder / "pre_onset") as target:

@@ -24,6 +24,7 @@ from spikeopd.files import read_json
 FILE_LIMIT = 64 << 20  # bytes; a vocabulary of 250,000 entries takes a third of it
 LONGEST_TEXT = 64  # characters of a text that a part inserts, removes or looks for
 LONGEST_TOKEN = 1024  # characters of an entry of the vocabulary
+LARGEST_ID = 1 << 24  # of a token
 ADDED_TEXT = 1 << 20  # characters of all added tokens, which are looked for in every text at once
 CPU_SECONDS = 10.0  # for any call, and a second more for every 100,000 characters
 WALL_SECONDS = 120.0  # a worker that waits for a busy machine is not to blame
@@ -61,6 +62,11 @@ def read_backend(file: Path, mend: str = "save it again") -> Any:
         _check_tokens(content)
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: not a tokenizer file ({short(error)}); {mend}") from error
+    return make_backend(content, file, mend)
+
+
+def make_backend(content: dict[str, Any], file: Path, mend: str = "save it again") -> Any:
+    """The tokenizer that a checked tokenizer.json describes: here if its parts allow it, else in a worker."""
     if not is_plain(content):
         return Guarded(file, json.dumps(content), mend)
     from tokenizers import Tokenizer
@@ -91,6 +97,10 @@ def _check_tokens(content: dict[str, Any]) -> None:
     if sum(len(token["content"]) for token in added) > ADDED_TEXT:
         raise ValueError(f"`added_tokens` have more than {ADDED_TEXT} characters")
     vocabulary = content["model"].get("vocab")
+    numbers = [*vocabulary.values()] if isinstance(vocabulary, dict) else []
+    for number in (*numbers, *(token.get("id") for token in added)):
+        if type(number) is int and not 0 <= number < LARGEST_ID:  # saving it lists every number that is left out
+            raise ValueError(f"a token has the number {short(number, 40)}")
     entries = vocabulary if isinstance(vocabulary, dict) else vocabulary if isinstance(vocabulary, list) else ()
     for entry in entries:  # a dict of texts, or a list of (text, score)
         text = entry[0] if isinstance(entry, list) and entry else entry

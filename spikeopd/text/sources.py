@@ -128,7 +128,11 @@ class _Files:
                 raise InputError(f"{self.name}: no file matches {path}; check the pattern and quote it in the shell")
         else:
             raise InputError(f"{self.name}: no such file {path}; check the path")
-        if all(p.stat().st_size == 0 for p in found):
+        try:
+            empty = not any([regular_size(p) for p in found])  # of every file: all of them are hashed
+        except ValueError as error:
+            raise InputError(f"{self.name}: {error}") from error
+        if empty:
             raise InputError(f"{self.name}: {found[0]} is empty; give a file with text in it")
         return found
 

@@ -145,11 +145,13 @@ def _read(path: Path, name: str, split: str, fingerprint: str, *, quiet: bool = 
         return None
     try:
         meta = read_json(path.with_suffix(".json"))
-        if meta["fingerprint"] != fingerprint or meta["sha256"] != _seal(meta, path):
-            raise ValueError("its checksum differs")
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        if meta["fingerprint"] != fingerprint or path.stat().st_size != tokens.offset + tokens.nbytes:
+            raise ValueError("it has another length")  # told before it is hashed
+        if meta["sha256"] != _seal(meta, path):
+            raise ValueError("its checksum differs")
         return TokenData(tokens, fingerprint, name, split, meta["documents"], meta["text_bytes"])
-    except (OSError, ValueError, TypeError, KeyError, EOFError):
+    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, InputError):
         if not quiet:
             say(f"token cache {path} is damaged or of an older version; the text is tokenised again")
         return None

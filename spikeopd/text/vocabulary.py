@@ -58,7 +58,10 @@ def cut(
                 keep.add(piece)
     kept = sorted(number for number, name in names.items() if name in keep)
     place = {old: new for new, old in enumerate(kept)}
-    return _rewritten(content, pieces, place), kept
+    try:
+        return _rewritten(content, pieces, place), kept
+    except KeyError as error:
+        raise InputError(f"{origin}: its template names token {error}, which it lacks; save it again") from error
 
 
 def derivation(piece: str, ranks: Mapping[tuple[str, str], int]) -> set[str]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spikeopd.errors import ConfigError
-from spikeopd.files import new_directory, write_json
+from spikeopd.files import check_sums, new_directory, remove_tree, write_json, write_sums
 from spikeopd.methods import opd
 from spikeopd.methods.adaptation import Adaptation, load_pair, prompt_rows, with_stage2
 from spikeopd.methods.setup import Setup
@@ -110,9 +110,16 @@ def trajectories(setup: Setup) -> int:
 
 
 def open_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: RunLog) -> Buffer:
-    """The buffer of this run: read if it is there, else made by the main process while the others wait."""
+    """The buffer of this run: read if it is there, else made by the main process while the others wait.
+
+    A damaged one is made again, which gives the same: it follows from the student to start from, which is not trained.
+    """
+    most = int(setup.config.stage2.buffer_gib * 2**30) + (1 << 20)
     with setup.accelerator.main_process_first():
-        if not (folder / "buffer.json").is_file():
+        if folder.exists() and (problem := check_sums(folder, most)):
+            log.warn(f"{folder} is damaged ({problem}); its trajectories are made again")
+            remove_tree(folder)
+        if not folder.exists():
             make_buffer(setup, student, folder, log)
     names = ("sequences", "teacher", "spikes")
     return Buffer(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names))
@@ -157,6 +164,7 @@ def make_buffer(setup: Setup, student: BiSpikCLMForCausalLM, folder: Path, log: 
         for file in files.values():
             file.flush()
         write_json(target / "buffer.json", {"trajectories": count, "bytes": sum(f.nbytes for f in files.values())})
+        write_sums(target)
 
 
 def _row_spikes(

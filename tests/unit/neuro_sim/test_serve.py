@@ -53,9 +53,11 @@ class Running:
 
     def __init__(self, model: Model, **options: Any) -> None:
         from neuro_sim.serve.app import Server
+        from neuro_sim.serve.connection import Impatient
 
         self.server = Server(model, "tiny", **options)
-        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server.app, port=0, log_level="warning", ws="none"))
+        options = {"log_level": "warning", "ws": "none", "http": Impatient}
+        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server.app, port=0, **options))
         self.thread = threading.Thread(target=self.uvicorn.run, daemon=True)
 
     def __enter__(self) -> Running:
@@ -375,3 +377,41 @@ def test_the_command_serves_and_stops(written: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "key").write_text("")
     assert main([str(written), "--api-key-file", str(tmp_path / "key")]) == 2
     assert "the file is empty" in capsys.readouterr().err
+
+
+def ended(connection: socket.socket) -> bool:
+    connection.settimeout(60)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: loc"])
+def test_a_client_that_asks_nothing_is_sent_away(running, monkeypatch, sent):
+    monkeypatch.setattr("neuro_sim.serve.connection.SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:
+        connection.sendall(sent)
+        assert ended(connection)
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:  # also after an answer
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + sent)
+        assert ended(connection)
+
+
+def test_a_client_that_does_not_read_is_sent_away_and_a_slow_answer_is_not(running, monkeypatch):
+    monkeypatch.setattr("neuro_sim.serve.connection.SECONDS", 0.1)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect(("127.0.0.1", running.port))
+    body = {"prompt": ["abc"] * 8, "max_tokens": 500, "stream": True, "spikeopd": {"spikes": True}, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    running.wait(lambda: running.server.mailboxes)
+    running.wait(lambda: not running.server.mailboxes)  # its answer was given up, or was made whole
+    running.wait(lambda: not running.uvicorn.server_state.connections)
+    connection.close()
+    status, answer = running.ask("/v1/completions", BODY | {"max_tokens": 500, "n": 8})
+    assert status == 200 and answer["usage"]["completion_tokens"] == 8 * 500

@@ -125,6 +125,9 @@ DAMAGE = {
     "more files": (lambda path: (path / "x.bin").write_text(""), "x.bin is not in SHA256SUMS"),
     "a folder": (lambda path: ((path / "state.json").unlink(), (path / "state.json").mkdir()), "not a regular file"),
     "empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "there is no SHA256SUMS"),
+    "weights of holes": (lambda path: os.truncate(path / "objective.safetensors", 1 << 40), "nearly all of them holes"),
+    "too many weights": (lambda path: os.truncate(path / "objective.safetensors", 1 << 30), "bytes, at most"),
+    "sums of holes": (lambda path: os.truncate(path / "SHA256SUMS", 1 << 30), "bytes are too many"),
 }
 
 
@@ -133,7 +136,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_taken(folder, kin
     damage, reason = DAMAGE[kind]
     damage(folder / "update-000003")
     said = []
-    assert checkpoint.newest_good(folder, said.append) == folder / "update-000002"
+    assert checkpoint.newest_good(folder, model()[0], said.append) == folder / "update-000002"
     (line,) = said
     assert reason in line and "kept as damaged-update-000003, continuing from update-000002" in line
     assert [path.name for path in checkpoint.checkpoints(folder)] == ["update-000001", "update-000002"]
@@ -146,16 +149,16 @@ def test_if_nothing_good_is_left_that_is_an_error(folder):
     for path in checkpoint.checkpoints(folder):
         flip(path / "optimizer.safetensors")
     with pytest.raises(InputError, match=r"no checkpoint can be used; the newest, update-000003, is damaged"):
-        checkpoint.newest_good(folder, print)
+        checkpoint.newest_good(folder, model()[0], print)
     assert len(checkpoint.checkpoints(folder)) == 3
 
 
 def test_nothing_is_said_of_good_ones_and_of_none(folder, tmp_path):
     said = []
-    assert checkpoint.newest_good(folder, said.append).name == "update-000003"
-    assert checkpoint.newest_good(folder, said.append, at_most=2).name == "update-000002"
-    assert checkpoint.newest_good(folder, said.append, at_most=0) is None
-    assert checkpoint.newest_good(tmp_path / "none", said.append) is None
+    assert checkpoint.newest_good(folder, model()[0], said.append).name == "update-000003"
+    assert checkpoint.newest_good(folder, model()[0], said.append, at_most=2).name == "update-000002"
+    assert checkpoint.newest_good(folder, model()[0], said.append, at_most=0) is None
+    assert checkpoint.newest_good(tmp_path / "none", model()[0], said.append) is None
     assert not said
 
 
@@ -207,5 +210,5 @@ def test_an_update_that_is_no_number_is_damage(folder, update):
     (path / "state.json").write_text(json.dumps(state))
     write_sums(path)
     said = []
-    assert checkpoint.newest_good(folder, said.append).name == "update-000002"
+    assert checkpoint.newest_good(folder, model()[0], said.append).name == "update-000002"
     assert "state.json speaks of update" in said[0] and len(said[0]) < 600

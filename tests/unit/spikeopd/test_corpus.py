@@ -1,6 +1,7 @@
 """Sampling a corpus from a teacher: the distribution, the cache, resuming, and what is refused."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from teacher_families import CONFIGS, save_teacher
 
 import spikeopd
 from spikeopd.cli import main
-from spikeopd.corpus import CorpusOptions, Preallocated, draw, sample_batch
+from spikeopd.corpus import CorpusOptions, Preallocated, _read_part, _write_part, draw, sample_batch
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.models.teacher import load_teacher
 from spikeopd.sampling import row_generators, row_generators_from
@@ -110,3 +111,63 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path, options, message):
     with pytest.raises((ConfigError, InputError), match=message):
         spikeopd.sample_corpus(str(tmp_path / "teacher"), tmp_path / "out", quiet=True, **options)
     assert not (tmp_path / "out").exists()
+
+
+PART = "parts/000000.jsonl"
+DAMAGE = {
+    "a letter": lambda file: file.write_text(file.read_text().replace('"tokens": ', '"tokens": 1', 1)),
+    "emptied": lambda file: os.truncate(file, 0),
+    "cut": lambda file: os.truncate(file, 30),
+    "not utf-8": lambda file: file.write_bytes(b"\xff"),
+    "other kinds": lambda file: file.write_text('{"text": 1, "complete": "x", "tokens": null}\n' * 2),
+    "endless digits": lambda file: file.write_text('{"tokens": ' + "9" * 5000 + "}\n"),
+    "holes": lambda file: os.truncate(file, 1 << 40),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sampled")
+    save_teacher("llama", folder / "teacher")
+    return folder
+
+
+def sample(folder, name, documents=4):
+    """Half of a corpus is done already: (summary, its lines)."""
+    done = spikeopd.sample_corpus(
+        str(folder / "teacher"), folder / name, documents=documents, batch_size=2, max_tokens=8, quiet=True
+    )
+    return done, (folder / name / "corpus.jsonl").read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_batch_is_sampled_again_and_said(sampled, kind, capsys):
+    whole = sample(sampled, "whole")[1]
+    sample(sampled, kind, documents=2)
+    DAMAGE[kind](sampled / kind / PART)
+    done, lines = sample(sampled, kind)
+    assert lines == whole and done["sampled_now"] == done["tokens"] and done["documents"] == 4
+    assert "000000.jsonl is damaged" in capsys.readouterr().err
+
+
+def test_fewer_documents_than_a_batch_has_are_not_more(sampled):
+    whole = sample(sampled, "fewer")[1].splitlines()
+    assert sample(sampled, "fewer", documents=3)[1].splitlines() == whole[:3]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"\xff", b"[" * 200_000, b"9" * 5000])
+def test_settings_that_cannot_be_read_are_one_line(sampled, content):
+    sample(sampled, "settings")
+    kept = (sampled / "settings" / "settings.json").read_bytes()
+    (sampled / "settings" / "settings.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"settings.json: damaged|was begun with another"):
+        sample(sampled, "settings")
+    (sampled / "settings" / "settings.json").write_bytes(kept)
+
+
+def test_a_document_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path):
+    lines = [{"text": "a\x85b\u2028c", "complete": True, "tokens": 3}]
+    _write_part(tmp_path / "p.jsonl", lines)
+    assert _read_part(tmp_path / "p.jsonl", 1, pytest.fail) == lines

@@ -18,7 +18,7 @@ from spikeopd.contracts import load_trace
 from spikeopd.contracts.bundle import load_bundle
 from spikeopd.errors import BackendMissing, ConfigError, InputError
 from spikeopd.evaluation.tasks import check_records, choose
-from spikeopd.files import parse_json, remove_leftovers, sole_process
+from spikeopd.files import parse_json, regular_size, remove_leftovers, sha256, sole_process
 from spikeopd.options import parse_yaml
 from spikeopd.runlog import RunLog, read_metrics
 from spikeopd.students import check_sizes, check_weights, read_model_config
@@ -74,6 +74,8 @@ def test_the_parts_of_known_families_do(tmp_path):
     [
         ({"model": TINY["model"] | {"vocab": TINY["model"]["vocab"] | {"x" * 5000: 9999}}}, "has 5000 characters"),
         ({"model": {"type": "Unigram", "vocab": [["x" * 5000, 0.0]], "unk_id": 0}}, "has 5000 characters"),
+        ({"model": TINY["model"] | {"vocab": TINY["model"]["vocab"] | {"zz": 1 << 31}}}, "has the number 2147483648"),
+        ({"added_tokens": [{"content": "zz", "id": 1 << 31}]}, "has the number 2147483648"),
         ({"added_tokens": [{"content": f"{n:01000d}"} for n in range(1100)]}, "more than 1048576 characters"),
     ],
 )
@@ -127,7 +129,7 @@ def test_opt_files_are_bounded_and_their_roles_looked_up(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "none"}')
     with pytest.raises(InputError, match="the vocabulary has no token 'none'"):
         load_tokenizer(tmp_path)
-    os.truncate(tmp_path / "merges.txt", 1 << 40)
+    os.truncate(tmp_path / "merges.txt", 1 << 30)
     with pytest.raises(InputError, match="bytes are too many"):
         load_tokenizer(tmp_path)
 
@@ -141,7 +143,7 @@ def test_a_pipe_in_the_place_of_a_file_hangs_nobody(tmp_path):
         load_trace(tmp_path / "pipe")
     with pytest.raises(InputError, match="not a regular file"):
         read_metrics(tmp_path / "pipe")
-    with pytest.raises(InputError, match="is empty"):
+    with pytest.raises(InputError, match="not a regular file"):
         open_source(f"text:{tmp_path / 'pipe'}")
     with pytest.raises(InputError, match="not a regular file"):
         check_records(choose(["arc_easy"])[0], tmp_path / "pipe")
@@ -173,11 +175,57 @@ def test_a_list_of_members_without_end_is_not_read(tmp_path, monkeypatch):
 def test_files_of_holes_are_refused_before_they_are_read(tmp_path):
     (tmp_path / "t.npz").touch()
     os.truncate(tmp_path / "t.npz", 1 << 40)
-    with pytest.raises(InputError, match="bytes are too many"):
+    with pytest.raises(InputError, match="nearly all of them holes"):
         load_trace(tmp_path / "t.npz")
     os.rename(tmp_path / "t.npz", tmp_path / "metrics.jsonl")
+    os.truncate(tmp_path / "metrics.jsonl", 1 << 30)
     with pytest.raises(InputError, match="bytes are too many"):
         read_metrics(tmp_path)
+
+
+def test_a_large_file_of_holes_is_no_file_and_a_large_file_of_data_is_one(tmp_path):
+    path = tmp_path / "x"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ValueError, match="1099511627776 bytes, nearly all of them holes"):
+        regular_size(path)
+    with pytest.raises(InputError, match="nearly all of them holes"):
+        sha256(path)
+    with open(path, "r+b") as file:  # islands in the sea do not help
+        for place in range(0, 1 << 40, 1 << 30):
+            file.seek(place)
+            file.write(b"x")
+    with pytest.raises(ValueError, match="nearly all of them holes"):
+        regular_size(path)
+    os.truncate(path, 100)
+    assert regular_size(path) == 100 and len(sha256(path)) == 64
+
+
+@pytest.mark.parametrize("name", ["text", "jsonl"])
+def test_text_of_holes_is_refused_before_it_is_hashed(tmp_path, name):
+    (tmp_path / "rows.txt").touch()
+    os.truncate(tmp_path / "rows.txt", 1 << 40)
+    with pytest.raises(InputError, match="nearly all of them holes"):
+        open_source(f"{name}:{tmp_path / 'rows.txt'}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "shard.bin"])
+def test_a_study_hashes_neither_pipes_nor_holes(tmp_path, name):
+    """`--start` and the teacher are hashed before anything is loaded."""
+    from spikeopd.studies.runs import student_hash, teacher_hash
+
+    for kind in ("pipe", "holes"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+        if kind == "pipe":
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).touch()
+            os.truncate(folder / name, 1 << 40)
+        for function in (student_hash, teacher_hash):
+            with pytest.raises(InputError, match="not a regular file|nearly all of them holes"):
+                function(str(folder))
 
 
 @pytest.mark.parametrize("name", ["model.nir", "report.json"])
@@ -191,6 +239,17 @@ def test_a_bundle_of_holes_is_refused_before_it_is_hashed(tmp_path, name):
     manifest["files"].setdefault(name, {"sha256": "0" * 64})["bytes"] = 1 << 40
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="1099511627776 bytes, and the model's arrays take"):
+        load_bundle(bundle)
+
+
+def test_a_bundle_without_the_bias_of_its_head_is_refused(tmp_path):
+    from export.bundle_writer import write_bundle
+
+    bundle = write_bundle(random_model(random_shape(layers=1)), tmp_path / "b")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["arrays"]["head.bias"] = {"constant": 0}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"arrays\.head\.bias"):
         load_bundle(bundle)
 
 
@@ -307,9 +366,20 @@ def test_llama2c_files_of_holes_and_odd_heads_are_one_line(tmp_path):
 
     for values, reason in (((8, 8, 1, 8, 8, 4, 4), "not a model file"), ((8, 8, 1, 2, 2, 4, 4), "bytes of tokens")):
         (tmp_path / "m.bin").write_bytes(HEADER.pack(*values))
-        os.truncate(tmp_path / "m.bin", 1 << 36)
+        os.truncate(tmp_path / "m.bin", 1 << 30)
         with pytest.raises(InputError, match=reason):
             convert_llama2c(tmp_path / "m.bin", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("vocabulary", "reason"), [(1, "vocab_size"), (2, "vocab_size"), (300, "bytes of weights")])
+def test_llama2c_files_without_special_tokens_or_larger_than_the_machine(tmp_path, monkeypatch, vocabulary, reason):
+    pytest.importorskip("torch", reason="the train extra brings torch")
+    from spikeopd import llama2c
+
+    monkeypatch.setattr(llama2c, "machine_memory", lambda: 20_000)
+    (tmp_path / "m.bin").write_bytes(llama2c.HEADER.pack(8, 8, 1, 2, 2, vocabulary, 4) + bytes(20_000))
+    with pytest.raises(InputError, match=reason):
+        llama2c.convert_llama2c(tmp_path / "m.bin", tmp_path / "out")
 
 
 # --- links in a stranger's run folder --------------------------------------------------------------------------------
@@ -383,6 +453,10 @@ def test_code_and_other_models_are_not_fetched(tmp_path):
         {"num_hidden_layers": 4096, "hidden_size": 512},
         {"vocab_size": 1 << 24},
         {"model_type": "opt", "max_position_embeddings": 1 << 24},
+        {"model_type": "llama", "intermediate_size": 1 << 24},
+        {"model_type": "opt", "ffn_dim": 1 << 24},
+        {"model_type": "llama", "num_attention_heads": 2, "head_dim": 1 << 20},
+        {"model_type": "llama", "num_key_value_heads": 2, "head_dim": 1 << 20},
     ],
 )
 def test_sizes_that_the_weights_cannot_fill_are_refused_before_they_are_allocated(tmp_path, sizes):
@@ -407,9 +481,46 @@ def test_a_family_that_is_no_name_is_refused(family):
     assert len(str(caught.value)) < 500
 
 
+def test_a_family_that_is_no_name_is_no_student_either(tmp_path):
+    from energy.flops import load_shape
+
+    shape = random_shape()
+    (tmp_path / "config.json").write_text(json.dumps(shape.to_dict() | {"model_type": []}))
+    assert load_shape(str(tmp_path)) == shape
+
+
 def test_an_odd_number_in_an_old_environment_does_not_stop_a_resume(tmp_path):
     (tmp_path / "config.yaml").write_text("train: {seed: 1}\n")
     (tmp_path / "env.json").write_text('{"argv": NaN, "resumed": 3}')
     with RunLog(tmp_path, quiet=True) as log:
         log.start("train: {seed: 1}\n", {"argv": []}, resume=True)
     assert json.loads((tmp_path / "env.json").read_text()) == {"argv": None, "resumed": [{"argv": []}]}
+
+
+@pytest.mark.parametrize("content", ["[]", "x", "9" * 5000, None])
+def test_the_sampling_of_a_model_is_bounded_before_transformers_reads_it(tmp_path, content):
+    (tmp_path / "model.safetensors").touch()
+    file = tmp_path / "generation_config.json"
+    file.write_text(content or "")
+    if content is None:
+        os.truncate(file, 1 << 40)
+    with pytest.raises(InputError, match="generation_config.json cannot be read"):
+        check_weights(tmp_path, "model")
+
+
+def test_names_of_tensors_do_not_reach_the_terminal(tmp_path, capfd):
+    """transformers lists what is missing and unexpected, as the file spells it, on many lines."""
+    torch = pytest.importorskip("torch", reason="the train extra brings torch")
+    from safetensors.torch import load_file, save_file
+
+    from spikeopd.models.teacher import load_teacher
+
+    tiny = resources.files("spikeopd") / "assets" / "tiny"
+    (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
+    weights = load_file(str(tiny / "model.safetensors"))
+    weights["\x1b]0;owned\x07"] = torch.zeros(1)
+    weights.pop("model.decoder.final_layer_norm.bias", None)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"the weights lack model\.decoder\.final_layer_norm\.bias"):
+        load_teacher(str(tmp_path))
+    assert capfd.readouterr() == ("", "")

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from spikeopd.cli import main
 from spikeopd.errors import InputError
 from spikeopd.models.teacher import load_teacher, resolve
+from spikeopd.text.backend import Guarded, make_backend
 from spikeopd.text.tokenizer import load_tokenizer
 from spikeopd.text.vocabulary import BYTES, cut, derivation
 
@@ -103,6 +104,22 @@ def test_what_cannot_be_cut_is_refused(fallback):
         cut(json.loads(fallback.to_str()), [9999])
 
 
+def test_a_template_with_a_token_that_is_not_there_is_one_line():
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "q", "type_id": 0}}], "pair": [],
+                "special_tokens": {"q": {"id": "q", "ids": [99999], "tokens": ["q"]}}}  # fmt: skip
+    with pytest.raises(InputError, match="its template names token 99999, which it lacks"):
+        cut(TINY | {"post_processor": template}, [5])
+
+
+def test_a_cut_tokenizer_with_a_pattern_of_its_own_still_runs_apart(tmp_path):
+    """A pattern may take for ever, whoever cut the vocabulary."""
+    pattern = {"type": "Split", "pattern": {"Regex": r"\d"}, "behavior": "Isolated", "invert": False}
+    parts = {"type": "Sequence", "pretokenizers": [pattern, TINY["pre_tokenizer"]]}
+    content, _ = cut(TINY | {"pre_tokenizer": parts}, [5, 6])
+    assert isinstance(make_backend(content, tmp_path), Guarded)
+    assert not isinstance(make_backend(cut(TINY, [5, 6])[0], tmp_path), Guarded)
+
+
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_the_cut_teacher_says_what_the_old_one_says(family, tmp_path, capsys):
     save_teacher(family, tmp_path / "teacher")
@@ -122,6 +139,19 @@ def test_the_cut_teacher_says_what_the_old_one_says(family, tmp_path, capsys):
     assert [kept[number] for number in small] == ids
     logits = old(torch.tensor([ids])).logits[..., kept]
     assert torch.equal(new(torch.tensor([small])).logits, logits)
+    # Another text, the same tokens: what a student that goes on from the cut one's bundle needs.
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "".join(json.dumps({"text": f"An entirely different thing, number {n}."}) + "\n" for n in range(40))
+    )
+    like = ["vocabulary", "--teacher", str(tmp_path / "teacher"), "--source", f"jsonl:{other}"]
+    assert main([*like, "--output", str(tmp_path / "again"), "--like", str(tmp_path / "cut"), "--json"]) == 0
+    again = load_teacher(str(tmp_path / "again"), attentions=False)
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), new.state_dict().values(), strict=True))
+    assert load_tokenizer(tmp_path / "again").fingerprint == after.fingerprint
+    capsys.readouterr()
+    assert main([*like, "--output", str(tmp_path / "wrong"), "--like", "stories"]) == 2
+    assert "stories was not cut from the tokenizer of" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (SHARED / "teachers" / "stories15M").is_dir(), reason="no stories15M beside the checkout")

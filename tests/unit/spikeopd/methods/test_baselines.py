@@ -476,6 +476,23 @@ def test_lightning_never_refreshes(tmp_path, monkeypatch):
     assert (tmp_path / "buffer" / "sequences.npy").read_bytes() == before
 
 
+def test_a_damaged_buffer_is_made_again_and_said(tmp_path, capsys):
+    """Its trajectories would be trained on."""
+    setup = small_setup("stage2.updates=2")
+    student, folder = spad.initial_student(setup), tmp_path / "buffer"
+    with RunLog(tmp_path, quiet=True) as log:
+        lightning_opd.open_buffer(setup, student, folder, log)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        data = bytearray(before["sequences.npy"])
+        data[-8] ^= 1
+        (folder / "sequences.npy").write_bytes(bytes(data))
+        lightning_opd.open_buffer(setup, student, folder, log)
+        assert "sequences.npy: sha256 differs); its trajectories are made again" in capsys.readouterr().err
+        lightning_opd.open_buffer(setup, student, folder, log)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not capsys.readouterr().err
+
+
 def test_lightning_buffer_keeps_to_its_budget(tmp_path):
     setup = small_setup("stage2.buffer_gib=5e-6", "stage2.updates=50")
     row = 4 * 6 * 32 + 8 * 16 + 8 * 2

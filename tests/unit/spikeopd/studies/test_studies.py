@@ -28,6 +28,7 @@ from spikeopd.studies import figures, runs, spending, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
 from spikeopd.studies.definitions import STUDIES, Column, Row, every, find, stage1_marks
+from spikeopd.studies.pareto import together
 from spikeopd.studies.runs import Run, content_key, stage1_run, stage2_run
 
 
@@ -407,6 +408,46 @@ def test_figures_are_drawn_twice_alike(tmp_path):
     assert all(path.stat().st_size > 1000 for path in figures.collapse(rows, runs_of_rows, tmp_path / "c"))
 
 
+def drawn(monkeypatch, draw):
+    """The figure that a function of `figures` would save."""
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: kept.append(figure) or [])
+    draw()
+    return kept[0]
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(match=lambda artist: hasattr(artist, "get_text"))]
+
+
+def test_the_figure_of_points_fits_a_page_and_shows_its_noise(tmp_path, monkeypatch):
+    columns = tuple(Column(f"c{index}", f"column {index}", 1) for index in range(7))
+    study = replace(STUDIES["controlled"], columns=columns)
+    rows = [Row("first", paper={"c0": 34.7}), Row("second", paper={"c0": "35 ± 1"})]
+    measured = [{c.key: {"mean": 100 + m, "sd": sd, "n": 3} for c in columns} for m, sd in ((0.0, 3.0), (0.1, 4.0))]
+    figure = drawn(monkeypatch, lambda: figures.draw(study, rows, measured, [[], []], tmp_path, "tiny-rule"))
+    assert figure.get_figwidth() <= 10.5 and len(figure.axes) == 8, "rows of four panels, none with a second axis"
+    said = words(figure)
+    assert {"34.7", "35 ± 1", "paper"} <= set(said), "the paper's values are numbers, not points"
+    assert any("constructed teacher tiny-rule" in text and "noise over seeds" in text for text in said)
+    noise = figures.pooled([row["c0"] for row in measured])
+    assert noise == pytest.approx(12.5**0.5)
+    low, high = figure.axes[0].get_xlim()
+    assert high - low > 6 * noise, "a difference far below the noise does not fill the panel"
+    alone = [{c.key: {"mean": 5.0, "sd": None, "n": 1} for c in columns}] * 2
+    figure = drawn(monkeypatch, lambda: figures.points(study, rows, alone, tmp_path))
+    assert any("one seed: differences may be noise" in text for text in words(figure))
+
+
+def test_onsets_lie_on_the_limits(tmp_path, monkeypatch):
+    trace = {"update": [1, 2, 3], "adj": [0.0, 0.4, 0.4], "dist4": [1.0, 0.6, 0.6]}
+    figure = drawn(
+        monkeypatch, lambda: figures.collapse([Row("one")], [[{"trace": trace, "onset": 2}]], tmp_path, "teacher x")
+    )
+    marks = [line.get_xydata().tolist() for axis in figure.axes for line in axis.lines if line.get_marker() == "v"]
+    assert marks == [[[2.0, 0.10]], [[2.0, 0.05]]]
+
+
 # --- definitions and command -----------------------------------------------------------------------------------------
 
 
@@ -514,6 +555,11 @@ def test_the_pareto_figure_is_drawn_from_what_there_is(tmp_path):
     assert sorted(path.name for path in drawn) == ["figure.png", "figure.svg"] and drawn[0].stat().st_size > 5000
 
 
+def test_points_that_lie_together_share_a_label():
+    found = together([(0.0, 0.0), (10.0, 5.0), (10.1, 5.1), (10.0, 9.0)], ["a", "b", "c", "d"])
+    assert found == [((0.0, 0.0), "a"), ((10.0, 5.0), "b, c"), ((10.0, 9.0), "d")]
+
+
 def test_seeds():
     assert seeds(["0", "3-5"]) == (0, 3, 4, 5)
     for wrong in (["x"], ["5-3"], ["1", "0-2"], ["-1"]):
@@ -539,6 +585,26 @@ def test_command_plans_lists_and_refuses(world, tmp_path, capsys):
     assert main(["controlled", "--tasks", "piqa"]) == 2 and "--benchmarks DIR" in capsys.readouterr().err
     assert main(["initialization", "--output", str(tmp_path), "--start", str(folder / "student"), "--dry-run"]) == 2
     assert "also needs the student" in capsys.readouterr().err
+
+
+def test_each_size_may_start_from_a_student_of_its_own(world, tmp_path, capsys):
+    folder, overrides, _ = world
+    student = str(folder / "student")
+    shutil.copytree(student, tmp_path / "deep")
+    words = ["scale", "--output", str(tmp_path), "--dry-run", "--json", *overrides]
+    one = ["--start", f"1 layer={student}"]
+    both = [*one, "--start", f"2 layers={tmp_path / 'deep'}"]
+    assert main([*words, *both]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert not any("Stage 1" in str(run) for run in runs), "nothing is trained first"
+    request = studying.Request(
+        find("scale"), load_config("tiny", overrides), tmp_path, (0,), overrides=overrides,
+        start={"1 layer": student, "2 layers": str(tmp_path / "deep")},
+    )  # fmt: skip
+    found = {row.label: studying.student_of(request, row).name for row in studying.rows_of(request)}
+    assert found["KD 1 layer"] == found["SpikeOPD 1 layer"] == "student" and found["SpikeOPD 2 layers"] == "deep"
+    assert main([*words, *one]) == 2 and "no student for the row 'KD 2 layers'" in capsys.readouterr().err
+    assert main([*words, *one, "--start", student]) == 2 and "SIZE=DIR once for each" in capsys.readouterr().err
 
 
 def test_help_is_quick_and_ends_with_examples():
