@@ -22,6 +22,7 @@ from spikeopd.contracts import (
     COUNT_SHIFT,
     MEMBRANE_MAX,
     WEIGHT_SHIFT,
+    Activity,
     Embedding,
     Head,
     Layer,
@@ -158,36 +159,48 @@ def _calibrate_attention(
     return Site(map_threshold, np.zeros(heads, np.int32), COUNT_SHIFT), r_site, np.concatenate(r_spikes, -1)
 
 
-def refine(model: SpikeModel, rate: float, context: int, rounds: int = 3) -> SpikeModel:
-    """Move the thresholds of whole groups until the engine itself, on its own keys and values, shows the rate."""
+def refine(model: SpikeModel, rate: float, context: int, rounds: int = 8) -> SpikeModel:
+    """Move the thresholds of whole groups until the engine itself, on its own keys and values, shows the rate.
+
+    What one group does moves all behind it, so the corrections grow smaller; of all rounds the model whose worst group
+    is nearest to the rate is returned.
+    """
     from neuro_sim.event.engine import EventDecoder
 
     rng = np.random.default_rng(2)
     fed = rng.integers(0, model.shape.vocab_size, context - 1).tolist()
-    for turn in range(rounds):
+    best, least = model, np.inf
+    for turn in range(rounds + 1):
         decoder = EventDecoder(model)
         model = decoder.model
         decoder.prefill(fed[:-16])
         _, activities = decoder.prefill(fed[-16:])
         decoder.close()
-        power = 0.8 if turn < rounds - 1 else 0.5
-        layers = []
-        for index, layer in enumerate(model.layers):
-            sites = dict(layer.sites)
-            for name, old in layer.sites.items():
-                spikes = sum(int(a.spikes[name][index].sum()) for a in activities)
-                cells = sum(int(a.cells[name][index].sum()) for a in activities)
-                factor = np.clip((max(spikes, 1) / cells / rate) ** power, 0.5, 2.0)
-                threshold = np.clip(old.threshold * factor, 1, MEMBRANE_MAX).astype(np.int32)
-                sites[name] = Site(threshold, old.bias, old.shift)
-            layers.append(replace(layer, sites=sites))
-        embed = model.embed_site
-        found = sum(int(a.spikes["embed"].sum()) for a in activities) / sum(
-            int(a.cells["embed"].sum()) for a in activities
+
+        def found(name: str, index: int, counted: list[Activity] = activities) -> float:
+            """The rate of a group over the one that is asked for."""
+            spikes = sum(int(a.spikes[name][index].sum()) for a in counted)
+            return max(spikes, 1) / sum(int(a.cells[name][index].sum()) for a in counted) / rate
+
+        sites = [("embed", 0)] + [(name, i) for i, layer in enumerate(model.layers) for name in layer.sites]
+        by_site: dict[str, list[float]] = {}
+        for name, index in sites:
+            by_site.setdefault(name, []).append(found(name, index))
+        error = max(abs(float(np.log(np.mean(ratios)))) for ratios in by_site.values())
+        if error < least:
+            best, least = model, error
+        power = max(0.8 * 0.8**turn, 0.3)
+
+        def moved(old: Site, ratio: float, power: float = power) -> Site:
+            factor = np.clip(ratio**power, 0.5, 2.0)
+            return Site(np.clip(old.threshold * factor, 1, MEMBRANE_MAX).astype(np.int32), old.bias, old.shift)
+
+        layers = tuple(
+            replace(layer, sites={name: moved(old, found(name, index)) for name, old in layer.sites.items()})
+            for index, layer in enumerate(model.layers)
         )
-        threshold = np.clip(embed.threshold * (found / rate) ** power, 1, MEMBRANE_MAX).astype(np.int32)
-        model = replace(model, layers=tuple(layers), embed_site=Site(threshold, embed.bias, embed.shift))
-    return model
+        model = replace(model, layers=layers, embed_site=moved(model.embed_site, found("embed", 0)))
+    return best
 
 
 def read_bandwidth(threads: int, megabytes: int = 256) -> float:
