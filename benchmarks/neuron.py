@@ -28,7 +28,7 @@ def plain_loop(current, threshold):
 
 def with_path(enabled):
     def run(current, threshold):
-        lif_cpu._ENABLED = enabled
+        lif_cpu.ENABLED = enabled
         return lif(current, threshold)
 
     return run

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energy.render import FORMATS
-from spikeopd.arguments import add_version
+from spikeopd.arguments import add_version, renamed
 from spikeopd.errors import InputError, run_command, say
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ _RATES: tuple[_Option, ...] = (
         "with --config: a number, or a JSON file of rates per component (a report in JSON will do)",
     ),
     ("--context", "N", int, "with --config: tokens fed in one sequence"),
-    ("--prompt", "P", int, "with --config: how many of them are prompt (default: all)"),
+    ("--prompt-length", "P", int, "with --config: how many of them are prompt (default: all)"),
     ("--num-steps", "T", int, "with --config: T_s, if the config has none"),
 )
 _PLACEMENT: _Option = (
     "--placement", "NAME", str, "where weights, cache and neurons lie: cores (default), chip or dram; see `costs`"
 )  # fmt: skip
-_SHAPES = tuple(option for option in _RATES if option[0] != "--prompt")
+_SHAPES = tuple(option for option in _RATES if option[0] != "--prompt-length")
 _TEACHER = "opt-125m, opt-350m, opt-1.3b, a model folder or its config.json (OPT, Llama family, GPT-2, GPT-NeoX), or "
 _TEACHER += "`matched`: OPT of the student's shape (default)"
 _BESIDE = "add a row for this teacher over the first run's tokens (`matched`: OPT of its shape)"
@@ -132,6 +132,8 @@ def build_parser() -> argparse.ArgumentParser:
         command = _parser(commands.add_parser, name, about, help=about)
         for flag, metavar, kind, text in options:
             command.add_argument(flag, metavar=metavar, type=kind, help=text)
+            if flag == "--prompt-length":
+                renamed(command, "--prompt", flag, metavar=metavar, type=kind)
         if name == "compare":
             command.add_argument("runs", nargs="*", metavar="[NAME=]RUN.json", help="runs, each with a name if wanted")
             command.add_argument("--twin", action="store_true", help="add quantised twins, int8 and fp32 teachers, and "
@@ -166,7 +168,9 @@ def _parser(make: Any, name: str, description: str, **options: str) -> argparse.
 def _report(arguments: argparse.Namespace) -> Document:
     import energy
 
-    flags = _run_or_rates(arguments, "config", "rates", "context", "prompt", "num_steps")
+    flags = _run_or_rates(arguments, "config", "rates", "context", "prompt_length", "num_steps")
+    if "prompt_length" in flags:
+        flags["prompt"] = flags.pop("prompt_length")
     options = _given(arguments, "costs", "memory", "hops", "teacher")
     return energy.estimate(**flags, **options) if flags else energy.report(arguments.run, **options)
 

@@ -2,7 +2,7 @@
 
 python examples/nir_reader.py BUNDLE "2 40 77" [NEW_TOKENS]      the prompt as token numbers, the begin token first
 
-Reads the default export (profile `cell`, neuron `exact`, int8) and prints the greedy tokens of every engine here.
+Reads the default export (profile `cell`, neuron `exact`, int8 or int4) and prints the greedy tokens of every engine here.
 """
 
 import json
@@ -21,8 +21,11 @@ class Reader:
         self.about, self.host = self.graph.metadata["spikeopd"], self.graph.metadata["host"]
         self.shape, self.position = self.about["shape"], 0
         self.cache: dict[str, list[list[np.ndarray]]] = {}  # spikes of keys and values: node, token, step
-        if [self.about[name] for name in ("profile", "neuron", "precision")] != ["cell", "exact", "int8"]:
-            raise SystemExit("this reader takes the default export: --nir-profile cell --neuron exact --precision int8")
+        form, integers = [self.about["profile"], self.about["neuron"]], self.about["precision"] in ("int8", "int4")
+        if form != ["cell", "exact"] or not integers:
+            raise SystemExit(
+                "this reader takes the default export: --nir-profile cell --neuron exact --precision int8 (or int4)"
+            )
 
     def token(self, number: int) -> np.ndarray:
         table, row = self.host["embedding"], self.host["embedding"]["table"][number].astype(np.int64)

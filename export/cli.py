@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import export
 from spikeopd.arguments import add_version
-from spikeopd.errors import ConfigError, check_writable, run_command
+from spikeopd.errors import ConfigError, check_writable, run_command, say_loading
 
 PROG = "spikeopd-export"
 EXAMPLES = """`spikeopd-export map BUNDLE` places a bundle on Loihi 2 cores; see `spikeopd-export map --help`.
@@ -43,6 +43,7 @@ def _export(args: argparse.Namespace) -> int:
     from spikeopd.students import find_student, read_config
 
     read_config(find_student(args.checkpoint))  # a wrong path need not wait for torch
+    say_loading(args.quiet)
     exported = export.export(
         args.checkpoint,
         args.output,

@@ -130,7 +130,7 @@ def _main(argv: Sequence[str] | None) -> int:
     args = build_parser().parse_args(argv)
     from neuro_sim.api import Bundle, generate, other_backend
     from neuro_sim.decode import Sampling, check_prompts
-    from neuro_sim.display import Display, put, stats_lines, status_line
+    from neuro_sim.display import Display, columns, put, stats_lines, status_line
     from neuro_sim.raster import parse_sites
     from neuro_sim.runfile import saturations
     from spikeopd.sampling import asked_for
@@ -189,7 +189,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if not args.quiet:
         for line in stats_lines(done.result, model.load_seconds) if args.stats else ():
             say(line)
-        say(status_line(done.result))
+        say(status_line(done.result, columns()))
         for number, sequence in enumerate(done.sequences, start=1):
             if sequence.stopped == "context":
                 made, limit = len(sequence.generated_tokens), bundle.shape.max_position_embeddings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +19,13 @@ LOG_SECONDS = 30.0
 ENERGY_UNITS = ((1e12, "J"), (1e9, "mJ"), (1e6, "µJ"), (1e3, "nJ"), (1.0, "pJ"))
 
 
-def status_line(result: Result) -> str:
-    """tokens/s, SOPs/token, energy per token by Appendix E, mean firing rate."""
+def columns() -> int | None:
+    """How much a line on stderr may hold; None where it goes to a file."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+
+
+def status_line(result: Result, width: int | None = None) -> str:
+    """tokens/s, SOPs/token, energy per token by Appendix E, mean firing rate; less of it where that is too wide."""
     s = summary(result)
     prompt = f"prompt {s['prompt_tokens_per_second']:.0f} tok/s" if s["prompt_tokens_per_second"] else ""
     # The first new token comes out of the prompt: a rate of generation needs a second one.
@@ -27,10 +33,12 @@ def status_line(result: Result) -> str:
     if s["tokens_per_second"]:
         speed = f"{s['tokens_per_second']:.1f} tok/s" + (f" ({prompt})" if prompt else "")
     made = f"{s['generated_tokens']:.0f} new token" + ("" if s["generated_tokens"] == 1 else "s")
-    return (
-        f"{made}  {speed}  {s['sops_per_token'] / 1e6:.3f} M {'MACs' if result.graded else 'SOPs'}/token  "
-        f"{energy(s['pj_per_token'])}/token  rate {s['firing_rate']:.3f}"
-    )
+    events = f"{s['sops_per_token'] / 1e6:.3f} M {'MACs' if result.graded else 'SOPs'}/token"
+    spent, rate = f"{energy(s['pj_per_token'])}/token", f"rate {s['firing_rate']:.3f}"
+    alone = speed.partition(" (")[0]
+    forms = ([made, speed, events, spent, rate], [made, alone, events, spent, rate], [made, alone, spent], [alone])
+    lines = ["  ".join(parts) for parts in forms]
+    return next((line for line in lines if width is None or len(line) < width), lines[-1])
 
 
 def stats_lines(result: Result, load_seconds: float) -> list[str]:
@@ -127,13 +135,13 @@ class Display:
                 self.live.update(self._panel(result, sequence), refresh=True)
         elif not self.quiet and now - self.last_log >= LOG_SECONDS:
             self.last_log = now
-            say(status_line(result))
+            say(status_line(result, columns()))
 
     def _panel(self, result: Result, sequence: int) -> Any:
         from rich.console import Group
         from rich.text import Text as RichText
 
-        line = RichText(status_line(result), style="dim")
+        line = RichText(status_line(result, columns()), style="dim")
         if not self.in_place:
             return line
         made = result.sequences[sequence]

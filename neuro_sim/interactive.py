@@ -7,7 +7,7 @@ from typing import Any
 
 from neuro_sim.api import Model, stream
 from neuro_sim.decode import Result
-from neuro_sim.display import put, status_line
+from neuro_sim.display import columns, put, status_line
 from neuro_sim.text import continue_chat
 from spikeopd.errors import InputError, say
 
@@ -48,7 +48,7 @@ def _turn(model: Model, history: list[str], options: dict[str, Any], quiet: bool
     put("\n", must_finish=False)
     result: Result = replying.result.result
     if not quiet:
-        say(status_line(result))
+        say(status_line(result, columns()))
     return [*history, reply]
 
 

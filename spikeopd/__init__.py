@@ -19,8 +19,10 @@ from spikeopd.autoload import watch
 if TYPE_CHECKING:
     from spikeopd.config import load_config as load_config
     from spikeopd.corpus import sample_corpus as sample_corpus
+    from spikeopd.hub import push_to_hub as push_to_hub
     from spikeopd.llama2c import convert_llama2c as convert_llama2c
     from spikeopd.planning import plan as plan
+    from spikeopd.remote_code import add_remote_code as add_remote_code
     from spikeopd.runlog import read_metrics as read_metrics
     from spikeopd.students import load_student as load_student
     from spikeopd.suggestion import suggest as suggest
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TrainingRun": "spikeopd.training",
+    "add_remote_code": "spikeopd.remote_code",
     "convert_llama2c": "spikeopd.llama2c",
     "cut_vocabulary": "spikeopd.vocabulary",
     "dry_run": "spikeopd.training",
@@ -43,6 +46,7 @@ _HOMES = {
     "load_student": "spikeopd.students",
     "plan": "spikeopd.planning",
     "prepare_tokens": "spikeopd.training",
+    "push_to_hub": "spikeopd.hub",
     "read_metrics": "spikeopd.runlog",
     "sample_corpus": "spikeopd.corpus",
     "suggest": "spikeopd.suggestion",

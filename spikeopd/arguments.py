@@ -1,4 +1,4 @@
-"""What commands share: their one vocabulary of precisions, and old spellings that are still accepted. Nothing heavy."""
+"""What commands share: their one vocabulary of precisions and seeds, and old spellings that still work. Light."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spikeopd import __version__
-from spikeopd.errors import say
+from spikeopd.errors import ConfigError, say
 
 # The words of options and configurations, and torch's and the bundle's names for the same.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -24,6 +24,19 @@ def precision(word: str) -> str:
     if found not in PRECISIONS:
         raise argparse.ArgumentTypeError(f"invalid choice: {word!r} (choose from {', '.join(PRECISIONS)})")
     return found
+
+
+def seeds(words: Sequence[str]) -> tuple[int, ...]:
+    """`0 3-5` is 0, 3, 4, 5."""
+    found: list[int] = []
+    for word in words:
+        low, dash, high = word.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
+            raise ConfigError(f"--seeds {word}: give numbers or rising ranges, for example 0 1 2 or 0-9")
+        found += range(int(low), int(high if dash else low) + 1)
+    if len(set(found)) != len(found):
+        raise ConfigError(f"--seeds {' '.join(words)}: a seed is named twice")
+    return tuple(found)
 
 
 def renamed(parser: argparse.ArgumentParser, old: str, new: str, **options: Any) -> None:

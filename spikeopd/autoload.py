@@ -1,7 +1,7 @@
 """`import spikeopd` makes transformers' Auto classes know the student, when they are first used and not before.
 
-transformers has no entry point for models of other packages. So the import of its table of models is watched: right
-after it, the student registers itself there. Nothing heavy is imported for those who do not use the Auto classes.
+transformers has no entry point for models of other packages. So the imports of its tables are watched: right after
+one, the student registers itself there. Nothing heavy is imported for those who do not use the Auto classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-TABLE = "transformers.models.auto.modeling_auto"
+# The table of configurations, which AutoConfig loads alone, and of models. When the first is loaded on the way to the
+# second, the student cannot be built yet, and is registered after the second.
+TABLES = {"transformers.models.auto.configuration_auto", "transformers.models.auto.modeling_auto"}
 
 
 class _Registering(Loader):
@@ -33,14 +35,17 @@ class _Registering(Loader):
 
 
 class _Watch(MetaPathFinder):
-    """Finds nothing itself; asks the others for the one module, once."""
+    """Finds nothing itself; asks the others for the tables, once each."""
+
+    def __init__(self, tables: set[str]) -> None:
+        self.tables = tables
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != TABLE:
+        if fullname not in self.tables:
             return None
-        sys.meta_path.remove(self)
+        self.tables.remove(fullname)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Registering(spec.loader)
@@ -48,11 +53,12 @@ class _Watch(MetaPathFinder):
 
 
 def watch() -> None:
-    """Register now where the table is there already, else when it comes."""
-    if TABLE in sys.modules:
+    """Register now where the tables are there already, else when they come."""
+    missing = TABLES - sys.modules.keys()
+    if missing != TABLES:
         register_student()
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    if missing and not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch(missing))
 
 
 def register_student() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from spikeopd import __version__
 from spikeopd.config import Config
 from spikeopd.files import write_bytes
 
+FOLDER = "FOLDER"  # where the card says to load from; the repository's name once it is in one
 OWN = ("tiny", "tiny-rule")  # teachers that come with the package, whose weights are this project's
 CARD = """\
 ---
@@ -30,6 +32,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
+
+If the folder holds `modeling_bispikclm.py` (`spikeopd-train share FOLDER --remote-code`), transformers alone loads it
+when told `trust_remote_code=True`, which runs that file: read it first.
 
 As integers, event by event, without torch: `spikeopd-export FOLDER --output BUNDLE`, `spikeopd-run-lava BUNDLE`.
 
@@ -63,8 +68,8 @@ def write_cards(folder: Path, config: Config, summary: Mapping[str, Any]) -> Non
 
 
 def model_card(name: str, config: Config, summary: Mapping[str, Any]) -> str:
-    model, teacher = config.model, config.teacher.teacher_model_name_or_path
-    rows = {"teacher": f"`{teacher}`", "text": f"`{config.data.source}`", "seed": config.train.seed}
+    model, teacher = config.model, _public(config.teacher.teacher_model_name_or_path)
+    rows = {"teacher": f"`{teacher}`", "text": f"`{_public(config.data.source)}`", "seed": config.train.seed}
     if "stage1" in summary:
         one = config.stage1
         rows["Stage 1 (SpAD)"] = f"{summary['stage1']['updates']} updates, learning rate {one.learning_rate:g}"
@@ -88,6 +93,11 @@ def model_card(name: str, config: Config, summary: Mapping[str, Any]) -> str:
         rows="\n".join(f"| {what} | {value} |" for what, value in rows.items()),
         numbers=_numbers(summary),
     )
+
+
+def _public(name: str) -> str:
+    """A path by its last part: a card is for everybody, and folders are their owner's business."""
+    return re.sub(r"(^|:)(?:~|\.{0,2})/(?:.*/)?", r"\1", name)
 
 
 def _metadata(teacher: str) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import spikeopd
 from spikeopd.arguments import add_version
-from spikeopd.errors import ConfigError, run_command
+from spikeopd.errors import ConfigError, run_command, say, say_loading
+from spikeopd.paths import check_file, check_model, check_paths, check_source
 
 TRAIN_EPILOG = """examples:
   spikeopd-train --config tiny --output runs/tiny
@@ -25,6 +26,7 @@ other commands:
   spikeopd-train corpus --teacher DIR --output DIR      sample text from a teacher
   spikeopd-train vocabulary --teacher DIR --source SOURCE --output DIR    cut a teacher to the tokens a text uses
   spikeopd-train llama2c FILE --output DIR llama2.c's model file to a Hugging Face directory
+  spikeopd-train share STUDENT             put a student on the hub, or its code beside it
   spikeopd-train --suggest TEACHER         a recipe for a teacher that no recipe knows
   spikeopd-train --explain stage2.ref_coef what an option means and where its value comes from
 """
@@ -43,6 +45,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "corpus": _corpus,
         "vocabulary": _vocabulary,
         "llama2c": _llama2c,
+        "share": _share,
     }
     if words and words[0] in commands:
         return commands[words[0]](words[1:])
@@ -71,7 +74,7 @@ def _train(words: list[str]) -> int:
     parser.add_argument("--output", metavar="DIR", help="run folder to create, or to continue with --resume")
     parser.add_argument("--stage", choices=("1", "2", "both"), help="stages to run (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --output, bit for bit on CPU")
-    parser.add_argument("--dry-run", action="store_true", help="random weights and tokens, one small update, sizes")
+    parser.add_argument("--dry-run", action="store_true", help="one update of a small sister on random tokens; sizes")
     parser.add_argument(
         "--plan",
         nargs="?",
@@ -79,6 +82,7 @@ def _train(words: list[str]) -> int:
         metavar="MACHINE",
         help="memory per GPU, communication and speed, calculated; MACHINE: gpus=8,memory=24,tflops=70,link=12,shard=1",
     )
+    _add_sharing(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--explain", nargs="?", const="", metavar="KEY", help="explain an option, a section, or all")
@@ -103,16 +107,66 @@ def _train(words: list[str]) -> int:
         _show(found, arguments.json)
         return 0 if found["fits"] else 1
     if arguments.dry_run:
-        _show(spikeopd.dry_run(config), arguments.json)
+        say_loading(arguments.quiet)
+        _show(spikeopd.dry_run(config, None if arguments.quiet else _step), arguments.json)
         return 0
     if not arguments.output:
         raise ConfigError("--output DIR is needed: the folder this run is written to")
-    from spikeopd.paths import check_paths
-
     check_paths(config, Path(arguments.output), arguments.resume)  # these neither
+    if arguments.push_to_hub:
+        from spikeopd.hub import check_hub
+
+        check_hub(arguments.push_to_hub)  # nor a name that would be refused after hours
+    say_loading(arguments.quiet)
     run = spikeopd.train(config, arguments.output, resume=arguments.resume, quiet=arguments.quiet)
     if run.main:
-        _show(run.summary, arguments.json)
+        _show({**run.summary, **_shared(run.student, arguments)}, arguments.json)
+    return 0
+
+
+def _step(line: str) -> None:
+    say(f"dry run: {line} ...")
+
+
+def _add_sharing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--remote-code",
+        action="store_true",
+        help="write the student's code beside it, for processes that have torch and transformers alone",
+    )
+    parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="upload the student to the Hugging Face hub")
+    parser.add_argument("--private", action="store_true", help="a repository made by --push-to-hub is not public")
+
+
+def _shared(student: str | Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if arguments.remote_code:
+        found["remote_code"] = str(spikeopd.add_remote_code(student))
+    if arguments.push_to_hub:
+        say(f"uploading {student} to {arguments.push_to_hub}")
+        found["hub"] = spikeopd.push_to_hub(student, arguments.push_to_hub, private=arguments.private)
+    return found
+
+
+def _share(words: list[str]) -> int:
+    parser = _parser(
+        "spikeopd-train share",
+        "Put a trained student on the Hugging Face hub (log in before: hf auth login), or its code beside it, so that "
+        "transformers loads it without this package (trust_remote_code=True, which this package never sets).",
+        "examples:\n  spikeopd-train share runs/tiny --remote-code\n"
+        "  spikeopd-train share runs/tiny --push-to-hub me/tiny-spikes --private",
+    )
+    parser.add_argument("student", metavar="STUDENT", help="run folder or folder of a student")
+    _add_sharing(parser)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(words)
+    if not (arguments.remote_code or arguments.push_to_hub):
+        raise ConfigError("nothing to do: give --remote-code, --push-to-hub OWNER/NAME, or both")
+    if arguments.push_to_hub:
+        from spikeopd.hub import check_hub
+
+        check_hub(arguments.push_to_hub)
+    _show(_shared(arguments.student, arguments), arguments.json)
     return 0
 
 
@@ -143,6 +197,7 @@ def _suggest(teacher: str, output: str | None, overrides: list[str]) -> int:
         from spikeopd.errors import check_writable
 
         check_writable(output, "--output", in_folder=True)
+    check_model(teacher, "--suggest")
     text: str = spikeopd.suggest(teacher)
     if output is None:
         print(text, end="")
@@ -170,13 +225,34 @@ def _show(summary: dict[str, Any], as_json: bool) -> None:
     print(json.dumps(summary, ensure_ascii=False) if as_json else _readable(summary))
 
 
+# How people read what --json calls by these names.
+WORDS = {
+    "teacher_kl": "KL to the teacher",
+    "self_kl": "KL on own prefixes",
+    "adj": "adjacent repetition",
+    "dist4": "distinct 4-grams",
+    "run": "longest run",
+    "onset": "collapse at update",
+    "last_rollouts": "last rollouts",
+    "from_teacher": "from the teacher",
+    "remote_code": "code for transformers",
+    "block_parameters": "parameters of blocks",
+    "training_gib": "GiB to train",
+    "after_one_update": "after one update",
+    "tried_with": "tried with",
+    "dry_run": "dry run",
+}
+
+
 def _readable(summary: dict[str, Any], indent: str = "") -> str:
     lines = []
     for key, value in summary.items():
+        name = WORDS.get(key, key)
         if isinstance(value, dict):
-            lines += [f"{indent}{key}", _readable(value, indent + "  ")]
-        else:
-            lines.append(f"{indent}{key:<23} {value:.4g}" if isinstance(value, float) else f"{indent}{key:<23} {value}")
+            lines += [f"{indent}{name}", _readable(value, indent + "  ")]
+            continue
+        shown = f"{value:.4g}" if isinstance(value, float) else "none" if value is None else value
+        lines.append(f"{indent}{name:<23} {shown}")
     return "\n".join(lines)
 
 
@@ -261,6 +337,7 @@ def _corpus(words: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     arguments = parser.parse_args(words)
     named = {name: value for name, value in vars(arguments).items() if name != "json"}
+    check_model(arguments.teacher, "--teacher")
     _show(spikeopd.sample_corpus(**named), arguments.json)
     return 0
 
@@ -276,6 +353,7 @@ def _vocabulary(words: list[str]) -> int:
     parser.add_argument("--teacher", required=True, metavar="DIR", help="teacher: folder or hub name")
     parser.add_argument("--source", required=True, help="text whose training part is counted (docs/data.md)")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cut teacher")
+    parser.add_argument("--like", metavar="BUNDLE", help="keep the tokens of this bundle or tokenizer instead")
     parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep tokens seen so often (default: 1)")
     parser.add_argument(
         "--multiple", type=int, default=64, metavar="N", help="fill rows up to a multiple (default: 64)"
@@ -286,6 +364,8 @@ def _vocabulary(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
     named = {name: value for name, value in vars(arguments).items() if name != "json"}
+    check_model(arguments.teacher, "--teacher")
+    check_source(arguments.source)
     _show(spikeopd.cut_vocabulary(**named), arguments.json)
     return 0
 
@@ -302,6 +382,8 @@ def _llama2c(words: list[str]) -> int:
     parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.bin, if it is a file of its own")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
+    for file in filter(None, (arguments.model, arguments.tokenizer)):
+        check_file(file, "llama2c:")
     _show(spikeopd.convert_llama2c(arguments.model, arguments.output, arguments.tokenizer), arguments.json)
     return 0
 

@@ -11,9 +11,11 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,6 +116,12 @@ def say(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
+def say_loading(quiet: bool = False) -> None:
+    """What a person at a terminal reads while torch is imported, which takes seconds."""
+    if not quiet and sys.stderr.isatty():
+        say("loading torch ...")
+
+
 def discard_stdout() -> None:
     """After the reader of stdout went away: what is left in the buffer goes nowhere, so that the end is quiet."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file has none to redirect
@@ -127,6 +135,13 @@ def run_command(prog: str, body: Callable[[Sequence[str] | None], int | None], a
     # tenth on a quiet machine (docs/reliability.md). Read when torch starts.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     _prepare_streams()
+    with _told_interrupts() as told:
+        return _answer(prog, body, argv, told)
+
+
+def _answer(
+    prog: str, body: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None, told: list[int]
+) -> int:
     try:
         code = body(argv) or 0
         sys.stdout.flush()  # here, so that a reader that is gone is noticed here
@@ -151,6 +166,31 @@ def run_command(prog: str, body: Callable[[Sequence[str] | None], int | None], a
         advice = "make room and run it again" if error.errno in DISK_FULL else "see to it and run it again"
         say(f"{prog}: {place}{error.strerror}; {advice}")
         return SpikeOPDError.exit_code
+    except Exception:
+        if not told:
+            raise
+        say(f"{prog}: interrupted")  # half an import: libraries turn it into errors of their own
+        return 130
+
+
+@contextlib.contextmanager
+def _told_interrupts() -> Iterator[list[int]]:
+    """Grows with every Ctrl-C; each is raised as ever."""
+    told: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        told.append(number)
+        signal.default_int_handler(number, frame)
+
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield told
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _prepare_streams() -> None:
@@ -173,7 +213,8 @@ class _Terminal:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(printable(text))
+        # colorama, which some libraries load, ends every process with a reset of the colours: nothing to show.
+        self._stream.write(text if text == "\x1b[0m" else printable(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

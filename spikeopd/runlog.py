@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import spikeopd
-from spikeopd.errors import BackendMissing, InputError, printable, say, short
+from spikeopd.errors import BackendMissing, InputError, SpikeOPDError, printable, say, short
 from spikeopd.files import (
+    LOCK,
     parse_json,
     read_json,
     regular_size,
@@ -62,6 +63,7 @@ class RunLog:
         self._metrics: IO[str] | None = None
         self._events = TensorBoardReader(self.folder / "tensorboard") if tensorboard and active else None
         self._held = contextlib.ExitStack()
+        self._begun = False  # here and now, not resumed
 
     @property
     def metrics_path(self) -> Path:
@@ -104,6 +106,7 @@ class RunLog:
                 record["resumed"] = [*(before if isinstance(before, list) else []), dict(environment)]
             write_json(path, _plain(record) or dict(environment))  # a NaN in an old one is no reason to stop
             write_text(self.config_path, config_yaml)  # last: it marks the folder as a run
+            self._begun = not resume
         except OSError as error:
             raise InputError(
                 f"{self.folder}: cannot be written ({error.strerror or error}); give another --output"
@@ -179,8 +182,17 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, SpikeOPDError):
+            self._withdraw()
         self.close()
+
+    def _withdraw(self) -> None:
+        """A run that was refused before its first update must not stand in the way of its correction."""
+        marks = (self.folder / "env.json", self.config_path)
+        if self._begun and set(self.folder.iterdir()) <= {*marks, self.folder / LOCK}:
+            for path in marks:
+                path.unlink(missing_ok=True)
 
     def _close_metrics(self) -> None:
         if self._metrics is not None:
@@ -358,7 +370,7 @@ class _Bar(Progress):
 
     def advance(self, count: int = 1, /, **values: float) -> None:
         super().advance(count, **values)
-        self._bar.update(self._task, advance=count, values=", ".join(_words(values)))
+        self._bar.update(self._task, advance=count, values=_fitting(_words(values), self._bar.console.width - 56))
 
     def __enter__(self) -> _Bar:
         self._bar.start()
@@ -366,6 +378,16 @@ class _Bar(Progress):
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+
+def _fitting(words: Sequence[str], room: int) -> str:
+    """As many of them as there is room for, at least one: else the bar gives up its own numbers."""
+    fitting = list(words[:1])
+    for word in words[1:]:
+        if len(", ".join([*fitting, word])) > room:
+            break
+        fitting.append(word)
+    return ", ".join(fitting)
 
 
 def _words(values: Mapping[str, float]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spikeopd.contracts.bundle import MANIFEST, bundle_folder
 from spikeopd.contracts.topology import FORMS, SIZES, parse_shape
 from spikeopd.errors import BackendMissing, InputError, install_command, short
 from spikeopd.files import find_model, read_json, regular_size
@@ -34,6 +35,12 @@ LIMITS = {
 # Fields by which transformers fetches compiled code from the hub ("owner/kernel").
 KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def find_bundle(path: Path | str) -> Path | None:
+    """The folder of the bundle that this is, a shipped one's by its name; None if it is none."""
+    folder = bundle_folder(path)
+    return folder if (folder / MANIFEST).is_file() and find_model(folder) is None else None
 
 
 def find_student(path: Path | str) -> Path:
@@ -194,21 +201,29 @@ def is_student(folder: Path) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _training_installed(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise BackendMissing(f"{where}: needs torch and transformers ({error}): {install_command('train')}") from error
+
+
 def load_student(path: Path | str, *, dtype: torch.dtype | None = None) -> BiSpikCLMForCausalLM:
-    """The student of a run folder or of a Hugging Face directory, in evaluation mode on the CPU.
+    """The student of a run folder, a Hugging Face directory or an int8 bundle, in evaluation mode on the CPU.
 
     dtype: of the weights; float32 if None.
     """
+    if bundle := find_bundle(path):
+        with _training_installed(f"bundle {path}"):
+            from spikeopd.models.bundled import student_of_bundle
+        return student_of_bundle(bundle).to(dtype)  # type: ignore[arg-type]  # transformers wraps `to`
     folder = find_student(path)
     config = read_config(folder)
-    try:
+    with _training_installed(f"student {folder}"):
         import torch
 
         from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-    except ImportError as error:
-        raise BackendMissing(
-            f"student {folder}: needs torch and transformers ({error}): {install_command('train')}"
-        ) from error
     check_sizes(folder, config, f"student {folder}")
     try:
         with silence():

@@ -20,6 +20,7 @@ from spikeopd import registry
 from spikeopd.card import write_cards
 from spikeopd.config import (
     Config,
+    ModelConfig,
     Overrides,
     config_difference,
     config_to_dict,
@@ -31,6 +32,7 @@ from spikeopd.errors import DISK_FULL, ConfigError, InputError
 from spikeopd.methods import spad
 from spikeopd.methods.pretrain import PretrainOptions, pretrain
 from spikeopd.methods.setup import Setup, build, make_accelerator, token_data
+from spikeopd.models.initialise import build_student
 from spikeopd.models.teacher import freeze
 from spikeopd.paths import check_paths
 from spikeopd.runlog import RunLog, environment, read_metrics
@@ -170,8 +172,13 @@ def _same_config(config: Config, output: Path) -> None:
         )
 
 
-def dry_run(config: Config) -> dict[str, Any]:
-    """Build the recipe's model with random weights, take one small update of each stage on random tokens."""
+def dry_run(config: Config, note: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """One small update of each stage with random weights on random tokens, and the recipe's sizes.
+
+    A large recipe is tried with the same parts at the sizes of `toy`; whether the real ones fit a machine is for `plan`
+    to say. note: called before each step, since together they may take a minute.
+    """
+    note = note or (lambda line: None)
     stage2 = replace(
         config.stage2,
         updates=1,
@@ -181,34 +188,61 @@ def dry_run(config: Config) -> dict[str, Any]:
         max_completion_length=min(4, config.stage2.max_completion_length),
     )
     stage1 = replace(config.stage1, updates=1, micro_batch_size=1, gradient_accumulation_steps=2, checkpoint_updates=())
+    model = toy(config.model)
+    layers = model.num_hidden_layers or 1
     small = replace(
         config,
+        model=model,
         stage1=stage1,
-        stage2=stage2,
+        stage2=replace(stage2, spike_layers=tuple(n for n in stage2.spike_layers if n <= layers) or (layers,)),
         data=replace(config.data, sequence_length=min(16, config.data.sequence_length)),
         train=replace(config.train, tensorboard=False),
     )
     no_bars()
+    with torch.device("meta"):
+        whole = build_student(config.model)
+    parameters = sum(p.numel() for p in whole.parameters())
+    blocks = sum(p.numel() for p in whole.model.layers.parameters())
+    sizes = {name: f"{value} for {config.model.sizes()[name]}" for name, value in model.sizes().items()}
+    smaller = {name: text for name, text in sizes.items() if text.split()[0] != text.split()[-1]}
+    note("a random teacher and student" + (", smaller than the recipe's" if smaller else ""))
     setup = random_setup(small, make_accelerator(small.train))
-    student = spad.initial_student(setup)
-    parameters = sum(p.numel() for p in student.parameters())
-    blocks = sum(p.numel() for p in student.model.layers.parameters())
     with tempfile.TemporaryDirectory() as folder, RunLog(folder, quiet=True) as log:
         losses: dict[str, Any] = {}
         if config.train.stage != "2":
+            note("Stage 1: one update on random tokens")
             losses["stage1"] = spad.run(setup, log)["final"]
         else:
-            student.save_pretrained(Path(folder) / "stage1" / "final")
+            spad.initial_student(setup).save_pretrained(Path(folder) / "stage1" / "final")
         if config.train.stage != "1":
+            note("Stage 2: one update on the student's own tokens")
             losses["stage2"] = method(small)(setup, log, str(Path(folder) / "stage1" / "final"))["final"]
     return {
         "dry_run": True,
         "parameters": parameters,
         "block_parameters": blocks,
         "training_gib": round(16 * parameters / 2**30, 2),  # weights, gradients and two moments in float32
+        **({"tried_with": smaller} if smaller else {}),
         "after_one_update": losses,
         "config": config_to_dict(config),
     }
+
+
+def toy(model: ModelConfig) -> ModelConfig:
+    """A model of the same parts that builds in seconds: no more than four heads and layers, and 2,048 tokens."""
+    heads, width = model.num_attention_heads or 1, model.hidden_size or 1
+    few = min(heads, 4)
+    narrow = few * min(width // heads, 32) if width > 256 else width
+    return replace(
+        model,
+        hidden_size=narrow,
+        num_attention_heads=few if width > 256 else heads,
+        ffn_dim=max(1, (model.ffn_dim or 1) * narrow // width),
+        word_embed_proj_dim=max(1, (model.word_embed_proj_dim or width) * narrow // width),
+        num_hidden_layers=min(model.num_hidden_layers or 1, 4),
+        vocab_size=min(model.vocab_size or 1, 2048),
+        max_position_embeddings=min(model.max_position_embeddings or 1, 512),
+    )
 
 
 def random_setup(config: Config, accelerator: Accelerator) -> Setup:

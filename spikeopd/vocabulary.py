@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from spikeopd.errors import InputError
 from spikeopd.files import check_new_directory, new_directory, parse_json, write_json, write_text
 from spikeopd.models.teacher import load_teacher
-from spikeopd.students import no_bars
-from spikeopd.text.backend import make_backend
+from spikeopd.students import find_bundle, no_bars
+from spikeopd.text.backend import make_backend, read_backend
 from spikeopd.text.sources import open_source
 from spikeopd.text.tokenizer import Framing, Tokenizer, load_tokenizer
 from spikeopd.text.vocabulary import cut
@@ -34,6 +34,7 @@ def cut_vocabulary(
     source: str,
     output: str | Path,
     *,
+    like: str | None = None,
     min_count: int = 1,
     multiple: int = 64,
     documents: int = 64,
@@ -42,6 +43,8 @@ def cut_vocabulary(
 ) -> dict[str, Any]:
     """Write the teacher with the tokens that the training part of `source` uses at least `min_count` times.
 
+    like: keep the tokens of this tokenizer or bundle instead, which was cut from the same teacher's: a student that
+    goes on from it needs the same rows.
     multiple: rows are filled up to a multiple of it, which products with the head prefer. documents: how many of the
     validation part are scored by both teachers. Returns the report that vocabulary.json in `output` holds.
     """
@@ -53,11 +56,18 @@ def cut_vocabulary(
     model = load_teacher(teacher, tokenizer_size=old.vocab_size, attentions=False)
     text = open_source(source)
     counts = count_tokens(old, text.documents("train"))
-    used = [token for token, times in counts.items() if times >= min_count]
-    if not used:
-        raise InputError(f"vocabulary: {source} gives no token at least {min_count} times")
     content = parse_json(old.backend.to_str())
-    content, kept = cut(content, used, teacher, multiple)
+    if like is None:
+        used = [token for token, times in counts.items() if times >= min_count]
+        if not used:
+            raise InputError(f"vocabulary: {source} gives no token at least {min_count} times")
+        content, kept = cut(content, used, teacher, multiple)
+    else:
+        wanted = read_backend((find_bundle(like) or Path(like)) / "tokenizer.json").get_vocab()
+        used = [token for piece, token in old.backend.get_vocab().items() if piece in wanted]
+        content, kept = cut(content, used, teacher)
+        if make_backend(content, Path(output)).get_vocab() != wanted:
+            raise InputError(f"vocabulary: {like} was not cut from the tokenizer of {teacher}: it numbers other tokens")
     new = Tokenizer(make_backend(content, Path(output)), old.roles, str(output), old.framing)
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 1024)
     fitting = (t for t in text.documents("validation") if all(2 <= len(frame(r, t)) <= limit for r in (old, new)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from spikeopd.contracts import LOGIT_INPUT_BITS
 
 LINE = 64  # columns handled at once by the row kernels: one cache line of int8 weights; of int4 it holds two of them
-NIBBLE_OFFSET = 8  # a 4-bit weight w is stored as w + 8, so that up to 16 of them add up in 8 bits
+NIBBLE_OFFSET = 8  # a 4-bit weight w is stored as w + 8
+NIBBLE_ROWS = 16  # so many of them add up in 8 bits
 LANES = 16  # neurons handled at once
 WORD = 64  # spikes in one packed word
 STEP_GROUP = 4  # steps whose accumulators are updated in one pass over a row
@@ -20,13 +21,16 @@ FROM_INPUT, FROM_R, FROM_X, FROM_F, FROM_O, FROM_Y = range(6)  # drivers whose a
 NUM_DRIVERS = 6
 
 PATTERNS = 1 << STEP_GROUP
-LIST_PADDING = 16  # entries the prefetching row kernels may read beyond a list
+AHEAD = 16  # how many places ahead in a list the row kernels prefetch
+LIST_PADDING = 32  # entries the prefetching row kernels may read beyond a list
 RUN_FIELDS = 4  # first place in the list, rows, step mask, group of steps to widen into afterwards (or -1)
 INT16_LIMIT, INT32_LIMIT = 1 << 15, 1 << 31
 EXACT_FLOAT = 1 << 53  # integers below are exact in float64
 TILE_BYTES = 192 << 10  # weights of one tile, so that they stay in a 512 KiB second-level cache for all lanes
 MAX_COLUMNS = 1536  # int16 sums of four steps in 12 KiB: they stay in the first-level cache
+FETCHING_LANES = 8  # of a block: their rows of the next tile are prefetched; together they need nearly all
 HEAD_COLUMNS = 2048
+NORM_FIELDS = 3  # unit, mu and 1 / sqrt(variance + epsilon) of a lane
 LOGIT_INPUT_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
 
 

@@ -106,9 +106,8 @@ class Engine:
         plan = self.plan
         record = any(trace is not None for trace in traces)
         work = self._buffers(len(tokens), record)
-        for lane, (token, position) in enumerate(zip(tokens, positions, strict=True)):
-            work.residual[lane, :, : plan.hidden] = self._current(token, position)
         count = len(tokens)
+        work.residual[:count, :, : plan.hidden] = self._currents(tokens, positions)[:, None]
         counters = (work.spikes, work.saturations, work.additions, work.active)
         for counter in counters:
             counter[:, :count] = 0
@@ -131,33 +130,31 @@ class Engine:
         spikes, saturations, additions, active = (
             counter[0, :count] if self.threads == 1 else counter[:, :count].sum(0) for counter in counters
         )
-        activities = []
-        for lane, position in enumerate(positions):
-            head_active = plan.hidden if plan.residual_readout else int(work.head_active[lane])
-            one = (spikes[lane], saturations[lane], additions[lane], active[lane], head_active)
-            activities.append(self._tally.activity(*one, position))
-            trace = traces[lane]
+        head_active = np.full(count, plan.hidden) if plan.residual_readout else work.head_active[:count]
+        activities = self._tally.activities(spikes, saturations, additions, active, head_active, lanes[0])
+        for lane, (position, trace) in enumerate(zip(positions, traces, strict=True)):
             if trace is not None:
                 record_spikes(self.model, plan, work, lane, position, trace)
                 trace.tokens.append(int(tokens[lane]))
         return logits[:, : plan.vocab], activities
 
-    def _current(self, token: int, position: int) -> Array:
-        """Embedding.current, with the factorised product done by the row kernel."""
+    def _currents(self, tokens: Sequence[int], positions: Sequence[int]) -> Array:
+        """Embedding.current of every lane, with the factorised product done by the row kernel."""
         embedding, plan = self.model.embedding, self.plan
-        if not 0 <= token < plan.vocab:
-            raise InputError(f"token {token} is outside the vocabulary of {plan.vocab}")
+        for token in tokens:
+            if not 0 <= token < plan.vocab:
+                raise InputError(f"token {token} is outside the vocabulary of {plan.vocab}")
+        chosen, places = np.asarray(tokens), np.asarray(positions)
         if embedding.project_in is None:
-            return embedding.current(token, position)
-        row = embedding.table[token].astype(np.int32)
+            return embedding.current(chosen, places)
         columns = padded(plan.hidden)
-        sums, wide = np.empty(columns, np.int32), np.empty(columns, np.int64)
-        rows = np.zeros(row.size + LIST_PADDING, np.int32)
-        rows[: row.size] = np.arange(row.size)
-        self._passes.project_row(embedding.project_in, columns, rows, row, sums, wide)
-        value = wide[: plan.hidden] * int(embedding.row_scale[token]) * embedding.channel_gain.astype(np.int64)
-        half = (1 << embedding.shift) >> 1
-        return np.asarray(((value + half) >> embedding.shift) + embedding.position[position], dtype=np.int32)
+        sums, wide = np.empty(columns, np.int32), np.empty((len(chosen), columns), np.int64)
+        factors = embedding.table[chosen].astype(np.int32)
+        rows = np.zeros(factors.shape[1] + LIST_PADDING, np.int32)
+        rows[: factors.shape[1]] = np.arange(factors.shape[1])
+        for lane, row in enumerate(factors):
+            self._passes.project_row(embedding.project_in, columns, rows, row, sums, wide[lane])
+        return embedding.scaled(wide[:, : plan.hidden], chosen, places)
 
 
 def default_threads(model: SpikeModel) -> int:

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from neuro_sim.event.constants import LANES, LINE, NIBBLE_OFFSET, STEP_GROUP, WORD
+from neuro_sim.event.constants import AHEAD, LANES, LINE, NIBBLE_OFFSET, NIBBLE_ROWS, RUN_FIELDS, STEP_GROUP, WORD
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -65,9 +65,16 @@ def _call(builder: Any, name: str, kinds: list[Any], result: Any, args: list[Any
 
 
 def _prefetch(builder: Any, address: Any) -> None:
+    """Into the second-level cache: it has more lines on their way at a time than the first."""
     pointer = builder.inttoptr(address, I8.as_pointer())
-    read, keep, data = _int(0, I32), _int(3, I32), _int(1, I32)
+    read, keep, data = _int(0, I32), _int(2, I32), _int(1, I32)
     _call(builder, "llvm.prefetch", [I8.as_pointer()], ir.VoidType(), [pointer, read, keep, data])
+
+
+def _prefetch_words(builder: Any, address: Any) -> None:
+    """LANES words of spikes."""
+    for line in range(0, 8 * LANES, 64):
+        _prefetch(builder, builder.add(address, _int(line)))
 
 
 def _popcount(builder: Any, value: Any) -> Any:
@@ -177,11 +184,11 @@ def _row_addresses(builder: Any, weights: Any, stride: Any, rows: Any, count: in
     return [builder.add(weights, builder.mul(builder.sext(i, I64), stride)) for i in indices]
 
 
-def _make_add_rows(count: int, prefetch: bool) -> Any:
+def _make_add_rows(count: int) -> Any:
     def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
         narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=count) if prefetch else []
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD)
         step_bytes = b.mul(columns, _int(2))
         fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
         loop = _Loop(b, columns, LINE, [])
@@ -202,32 +209,28 @@ def _make_add_rows(count: int, prefetch: bool) -> Any:
 
 
 # add_rows_N(weights, row stride, int32 row numbers, columns, 4-bit step mask, int16 sums [4, columns]):
-# the sum of N rows is added to the sums of every step in the mask. The prefetching ones also touch the N rows that
-# follow in the list, so the list must be padded.
-# Four streams at a time fetch fastest from memory; from the cache, eight need fewer instructions.
-add_rows_4, add_rows_2, add_rows_1 = (_make_add_rows(n, True) for n in (4, 2, 1))
-reuse_rows_8, reuse_rows_4, reuse_rows_2, reuse_rows_1 = (_make_add_rows(n, False) for n in (8, 4, 2, 1))
+# the sum of N rows is added to the sums of every step in the mask. The N rows that stand AHEAD places further in the
+# list are prefetched, so it must be padded. Four streams at a time fetch fastest from memory.
+add_rows_4, add_rows_2, add_rows_1 = (_make_add_rows(n) for n in (4, 2, 1))
 
 
-def _make_add_pairs(count: int, prefetch: bool) -> Any:
+def _make_add_pairs(count: int) -> Any:
     """As `_make_add_rows` for weights of 4 bits: the low halves of a line are LINE columns, the high ones the next."""
 
     def build(b: Any, weights: Any, stride: Any, rows: Any, columns: Any, steps: Any, sums: Any) -> None:
         narrow, wide = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE)
-        mask, four = _constants(15, LINE, I8), _constants(4, LINE, I8)
         offset = _constants(NIBBLE_OFFSET * count, LINE, I16)
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=count) if prefetch else []
+        ahead = _row_addresses(b, weights, stride, rows, count, skip=AHEAD)
         step_bytes = b.mul(columns, _int(2))
         fires = [b.icmp_signed("!=", b.and_(steps, _int(1 << t)), _int(0)) for t in range(STEP_GROUP)]
         loop = _Loop(b, b.lshr(columns, _int(1)), LINE, [])
-        low = high = ir.Constant(narrow, None)
+        sums_of_pairs = [ir.Constant(narrow, None)] * 2
         for base in bases:
-            pair = _load(b, b.add(base, loop.index), narrow)
-            low, high = b.add(low, b.and_(pair, mask)), b.add(high, b.lshr(pair, four))
+            sums_of_pairs = _add_nibbles(b, sums_of_pairs, b.add(base, loop.index))
         for base in ahead:
             _prefetch(b, b.add(base, loop.index))
-        halves = [b.sub(b.zext(half, wide), offset) for half in (low, high)]
+        halves = [b.sub(b.zext(half, wide), offset) for half in sums_of_pairs]
         here = b.add(sums, b.mul(loop.index, _int(4)))
         for t, fired in enumerate(fires):
             with b.if_then(fired):
@@ -239,10 +242,100 @@ def _make_add_pairs(count: int, prefetch: bool) -> Any:
     return _primitive(build, 6)
 
 
-# add_pairs_N, reuse_pairs_N: the same for rows of 4-bit weights as `plan.pack_pairs` lays them out. columns: a multiple
-# of 2 * LINE; the stride is in bytes.
-add_pairs_8, add_pairs_4, add_pairs_2, add_pairs_1 = (_make_add_pairs(n, True) for n in (8, 4, 2, 1))
-reuse_pairs_16, reuse_pairs_4, reuse_pairs_1 = (_make_add_pairs(n, False) for n in (16, 4, 1))
+def _add_nibbles(b: Any, sums: list[Any], address: Any) -> list[Any]:
+    """Low and high halves of a line of 4-bit weights, added to two vectors of bytes."""
+    pair = _load(b, address, ir.VectorType(I8, LINE))
+    low, high = b.and_(pair, _constants(15, LINE, I8)), b.lshr(pair, _constants(4, LINE, I8))
+    return [b.add(sums[0], low), b.add(sums[1], high)]
+
+
+# add_pairs_N: the same for rows of 4-bit weights as `plan.pack_pairs` lays them out. columns: a multiple of 2 * LINE;
+# the stride is in bytes.
+add_pairs_8, add_pairs_4, add_pairs_2, add_pairs_1 = (_make_add_pairs(n) for n in (8, 4, 2, 1))
+
+
+def _changed(b: Any, condition: Any, values: list[Any], change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    """values, or what `change` makes of them if the condition holds."""
+    before = b.block
+    with b.if_then(condition):
+        changed = change(values)
+        inside = b.block
+    phis = []
+    for old, new in zip(values, changed, strict=True):
+        phi = b.phi(old.type)
+        phi.add_incoming(old, before)
+        phi.add_incoming(new, inside)
+        phis.append(phi)
+    return phis
+
+
+def _make_collect(paired: bool) -> Any:
+    """Line of columns by line: the sums of all steps stay in registers while the rows of a line come from the cache."""
+    narrow, wide, full = (ir.VectorType(kind, LINE) for kind in (I8, I16, I32))
+    parts = 2 if paired else 1  # vectors of columns in a line
+    zero = ir.Constant(wide, None)
+
+    def add_bytes(b: Any, weights: Any, stride: Any, row: Any, count: Any, ahead: Any) -> list[Any]:
+        rows = _Loop(b, count, 1, [zero])
+        (address,) = _row_addresses(b, weights, stride, b.add(row, b.mul(rows.index, _int(4))), 1)
+        _prefetch(b, b.add(address, ahead))
+        return rows.close([b.add(rows.carried[0], b.sext(_load(b, address, narrow), wide))])
+
+    def add_halves(b: Any, weights: Any, stride: Any, row: Any, count: Any, ahead: Any) -> list[Any]:
+        """Sixteen at a time, as many as 8 bits hold."""
+        blocks = _Loop(b, count, NIBBLE_ROWS, [zero, zero])
+        left = b.sub(count, blocks.index)
+        few = b.select(b.icmp_signed("<", left, _int(NIBBLE_ROWS)), left, _int(NIBBLE_ROWS))
+        rows = _Loop(b, few, 1, [ir.Constant(narrow, None)] * 2)
+        place = b.add(row, b.mul(b.add(blocks.index, rows.index), _int(4)))
+        (address,) = _row_addresses(b, weights, stride, place, 1)
+        _prefetch(b, b.add(address, ahead))
+        sums = rows.close(_add_nibbles(b, rows.carried, address))
+        totals = blocks.close([b.add(old, b.zext(new, wide)) for old, new in zip(blocks.carried, sums, strict=True)])
+        offset = _splat(b, b.trunc(b.mul(count, _int(NIBBLE_OFFSET)), I16), LINE)
+        return [b.sub(total, offset) for total in totals]
+
+    def build(
+        b: Any, weights: Any, stride: Any, rows: Any, runs: Any, num_runs: Any, columns: Any, steps: Any, currents: Any,
+        ahead: Any,
+    ) -> None:  # fmt: skip
+        lines = _Loop(b, columns, LINE * parts, [])
+        line = b.add(weights, b.udiv(lines.index, _int(parts)))
+        each = _Loop(b, num_runs, 1, [zero] * (STEP_GROUP * parts))
+        run = b.add(runs, b.mul(each.index, _int(8 * RUN_FIELDS)))
+        first, count, pattern, group = (_load(b, b.add(run, _int(8 * k)), I64, 8) for k in range(RUN_FIELDS))
+        row = b.add(rows, b.mul(first, _int(4)))
+        totals = (add_halves if paired else add_bytes)(b, line, stride, row, count, ahead)
+        sums = list(each.carried)
+        for t in range(STEP_GROUP):
+            fired = b.icmp_signed("!=", b.and_(pattern, _int(1 << t)), _int(0))
+            mine = slice(t * parts, (t + 1) * parts)
+            sums[mine] = _changed(
+                b, fired, sums[mine], lambda old: [b.add(x, y) for x, y in zip(old, totals, strict=True)]
+            )
+
+        def widen(old: list[Any]) -> list[Any]:
+            for t in range(STEP_GROUP):
+                step = b.add(b.mul(group, _int(STEP_GROUP)), _int(t))
+                with b.if_then(b.icmp_signed("<", step, steps)):
+                    at = b.add(currents, b.mul(b.add(b.mul(step, columns), lines.index), _int(4)))
+                    for part in range(parts):
+                        address = b.add(at, _int(4 * LINE * part))
+                        value = b.sext(old[t * parts + part], full)
+                        _store(b, b.add(_load(b, address, full, 4), value), address, 4)
+            return [zero] * len(old)
+
+        each.close(_changed(b, b.icmp_signed(">=", group, _int(0)), sums, widen))
+        lines.close([])
+
+    return _primitive(build, 9)
+
+
+# collect_rows(weights, row stride, int32 row numbers, int64 runs, number of runs (at least 1), columns, T_s,
+#              int32 currents [T_s, columns], bytes): all runs of `kernels.list_rows`, added to the currents. Of every row
+# it also prefetches what lies so many bytes further on; 0 for nothing.
+# collect_pairs: the same for weights of 4 bits; columns a multiple of 2 * LINE.
+collect_rows, collect_pairs = _make_collect(False), _make_collect(True)
 
 
 def _widen_sums(b: Any, sums: Any, currents: Any, columns: Any, num_steps: Any) -> None:
@@ -294,9 +387,11 @@ def make_scale_rows(count: int, paired: bool) -> Any:
                 sums[part] = b.add(sums[part], product)
         return b.shuffle_vector(*sums, ir.Constant(ir.VectorType(I32, LANES), list(range(LANES))))
 
-    def build(b: Any, weights: Any, stride: Any, rows: Any, factors: Any, columns: Any, sums: Any) -> None:
+    def build(
+        b: Any, weights: Any, stride: Any, rows: Any, factors: Any, columns: Any, sums: Any, later: Any, later_rows: Any
+    ) -> None:
         bases = _row_addresses(b, weights, stride, rows, count)
-        ahead = _row_addresses(b, weights, stride, rows, count, skip=count)
+        ahead = _row_addresses(b, later, stride, later_rows, count)
         pointer = b.inttoptr(factors, I32.as_pointer())
         scales = [b.load(b.gep(pointer, [_int(k)])) for k in range(count)]
         loop = _Loop(b, columns, LINE, [])
@@ -309,11 +404,11 @@ def make_scale_rows(count: int, paired: bool) -> Any:
             _store(b, (pairs if paired else generic)(b, bases, scales, index, total), address, 4)
         loop.close([])
 
-    return _primitive(build, 6)
+    return _primitive(build, 8)
 
 
-# scale_rows_N(weights, row stride, int32 row numbers, int32 factors, columns, int32 sums): sums += factors @ rows.
-# The N rows that follow in the list are prefetched, so it must be padded.
+# scale_rows_N(weights, row stride, int32 row numbers, int32 factors, columns, int32 sums, other weights, other row
+#              numbers): sums += factors @ rows; the other N rows are prefetched.
 # pair_rows_4 is for factors that fit int16 and leaves each 16 sums in the order of PAIR_LOW, PAIR_HIGH.
 MULTIPLY_ADD = has_multiply_add()
 pair_rows_4 = make_scale_rows(4, paired=MULTIPLY_ADD)
@@ -526,11 +621,21 @@ def _pack_word(b: Any, masks: Any, step: Any) -> Any:
 pack_word = _primitive(_pack_word, 2, types.int64)
 
 
+def _active_word(b: Any, masks: Any) -> Any:
+    vector = ir.VectorType(I32, WORD)
+    return b.bitcast(b.icmp_signed("!=", _load(b, masks, vector, 4), ir.Constant(vector, None)), I64)
+
+
+# active_word(uint32 masks [64]) -> which of 64 neurons spiked at all; lowest_bit(word) -> the place of its lowest bit
+active_word = _primitive(_active_word, 1, types.int64)
+lowest_bit = _primitive(lambda b, word: _call(b, "llvm.cttz", [I64], I64, [word, ir.Constant(I1, 1)]), 1, types.int64)
+
+
 def _make_attend(biased: bool) -> Any:
     def build(
         b: Any, keys: Any, step_bytes: Any, word_bytes: Any, num_words: Any, queries: Any, num_steps: Any,
         threshold: Any, shift: Any, decay: Any, context: Any, chosen: Any, chosen_bytes: Any, coincidences: Any,
-        spikes: Any, saturations: Any, biases: Any, distances: Any,
+        spikes: Any, saturations: Any, ahead: Any, ahead_bytes: Any, biases: Any, distances: Any,
     ) -> None:  # fmt: skip
         vector, words, bits = ir.VectorType(I32, LANES), ir.VectorType(I64, LANES), ir.IntType(LANES)
         zero, iota = ir.Constant(vector, None), ir.Constant(vector, list(range(LANES)))
@@ -549,6 +654,7 @@ def _make_attend(biased: bool) -> Any:
         steps = _Loop(b, num_steps, 1, [zero, zero])
         membrane, reset = steps.carried
         start = b.add(first, b.mul(steps.index, step_bytes))
+        _prefetch_words(b, b.add(b.add(ahead, b.mul(loop.index, _int(8))), b.mul(steps.index, ahead_bytes)))
         query = b.add(queries, b.mul(b.mul(steps.index, num_words), _int(8)))
         inner = _Loop(b, num_words, 1, [zero])
         mask = _splat(b, _load(b, b.add(query, b.mul(inner.index, _int(8))), I64, 8), LANES)
@@ -567,33 +673,38 @@ def _make_attend(biased: bool) -> Any:
         steps.close([membrane, b.select(fired, level, zero)])
         loop.close([])
 
-    return _primitive(build, 17)
+    return _primitive(build, 19)
 
 
 # attend_keys(keys, bytes between steps of a key, bytes between its words, words per key, query words [T_s, words], T_s,
 #             threshold, shift, decay, context, uint64 spikes out [T_s, .], bytes between its steps,
-#             int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s], int32 biases, distances)
+#             int32 coincidences [T_s, 16], int64 spikes [T_s], int64 saturations [T_s], what to prefetch, bytes between
+#             its steps, int32 biases, distances)
 # Attention neurons of all positions below `context`: counts = popcount(query & key), then the integer neuron. Every
 # pair is updated, with or without a coincidence, so a bias may fire it. attend_biased adds the distance bias:
 # biases[LANES + distances - 1 - (i - j)] for the pair (i, j), and the first LANES entries for every larger distance.
+# As many words as it reads of keys it prefetches of the values, which come next.
 attend_keys, attend_biased = _make_attend(False), _make_attend(True)
 
 
-def _sum_values(b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any) -> None:
+def _sum_values(b: Any, values: Any, row_bytes: Any, num_words: Any, spikes: Any, sums: Any, ahead: Any) -> None:
     words, vector = ir.VectorType(I64, LANES), ir.VectorType(I32, LANES)
     loop = _Loop(b, b.sdiv(row_bytes, _int(8)), LANES, [])
     start = b.add(values, b.mul(loop.index, _int(8)))
     inner = _Loop(b, num_words, 1, [ir.Constant(words, None)])
     spike = _splat(b, _load(b, b.add(spikes, b.mul(inner.index, _int(8))), I64, 8), LANES)
-    both = b.and_(_load(b, b.add(start, b.mul(inner.index, row_bytes)), words, 8), spike)
+    place = b.mul(inner.index, row_bytes)
+    both = b.and_(_load(b, b.add(start, place), words, 8), spike)
+    _prefetch_words(b, b.add(b.add(ahead, place), b.mul(loop.index, _int(8))))
     (total,) = inner.close([b.add(inner.carried[0], _popcount(b, both))])
     _store(b, b.trunc(total, vector), b.add(sums, b.mul(loop.index, _int(4))), 4)
     loop.close([])
 
 
-# sum_values(value words [num_words, n], bytes of a row (8 n), num_words, spike words [num_words], int32 sums [n]):
-# sums[i] = number of positions whose attention spike meets value bit i. n is a multiple of LANES.
-sum_values = _primitive(_sum_values, 5)
+# sum_values(value words [num_words, n], bytes of a row (8 n), num_words, spike words [num_words], int32 sums [n],
+#            what to prefetch): sums[i] = number of positions whose attention spike meets value bit i. n is a multiple of
+# LANES. As many words as it reads it prefetches.
+sum_values = _primitive(_sum_values, 6)
 
 
 def _put_bits(b: Any, words: Any, masks: Any, step: Any, position: Any, count: Any) -> None:

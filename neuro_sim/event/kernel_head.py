@@ -10,6 +10,7 @@ import numpy as np
 from neuro_sim.event import intrinsics as vector
 from neuro_sim.event.constants import (
     EXACT_FLOAT,
+    FETCHING_LANES,
     HEAD_COLUMNS,
     INT16_LIMIT,
     INT32_LIMIT,
@@ -17,6 +18,7 @@ from neuro_sim.event.constants import (
     LIST_PADDING,
     LOGIT_INPUT_LIMIT,
     MAX_COLUMNS,
+    NORM_FIELDS,
     TILE_BYTES,
     H,
 )
@@ -61,9 +63,13 @@ def read_out(plan: Any, work: Any, lanes: int, thread: int, threads: int) -> Non
 
 @compiled
 def scaled_rows(
-    weights: int, stride: int, columns: int, rows: int, factors: int, count: int, sums: int, wide: int
+    weights: int, stride: int, columns: int, rows: int, factors: int, count: int, sums: int, wide: int, ahead: int
 ) -> None:
-    """wide [columns] = factors @ rows, exactly: 32-bit sums, moved to 64 bits before they could overflow."""
+    """wide [columns] = factors @ rows, exactly: 32-bit sums, moved to 64 bits before they could overflow.
+
+    What is prefetched lies further on in the list, or so many bytes further on in the same rows.
+    """
+    later, skip = weights + ahead, 0 if ahead else 16  # the next four of the list
     vector.clear(wide, 8 * columns)
     vector.clear(sums, 4 * columns)
     largest = 0
@@ -75,7 +81,8 @@ def scaled_rows(
         if used + 4 > safe:
             vector.move_pairs(sums, wide, columns)
             used = 0
-        vector.pair_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+        row = rows + 4 * i
+        vector.pair_rows_4(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
         i, used = i + 4, used + 4
     vector.move_pairs(sums, wide, columns)
     used = 0
@@ -83,11 +90,12 @@ def scaled_rows(
         if used + 4 > safe:
             vector.move_sums(sums, wide, columns)
             used = 0
+        row = rows + 4 * i
         if i + 4 <= count:
-            vector.scale_rows_4(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+            vector.scale_rows_4(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
             i, used = i + 4, used + 4
         else:
-            vector.scale_rows_1(weights, stride, rows + 4 * i, factors + 4 * i, columns, sums)
+            vector.scale_rows_1(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
             i, used = i + 1, used + 1
     vector.move_sums(sums, wide, columns)
 
@@ -144,25 +152,27 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
     lanes = given.count
     wide = work.wide + 8 * HEAD_COLUMNS * thread
     sums = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
-    norm = work.scratch + 8 * work.scratch_size * thread
+    norms = work.scratch + 8 * work.scratch_size * thread
     # Several lanes share the rows through the cache, so their tiles are narrower.
     tile = HEAD_COLUMNS if lanes == 1 else max(LINE, smaller(HEAD_COLUMNS, TILE_BYTES // plan.hidden // LINE * LINE))
     lines = plan.head_width_pad // LINE
     start, stop = lines * thread // threads * LINE, lines * (thread + 1) // threads * LINE
+    for lane in range(lanes):
+        normalise(plan, work.counts + 8 * plan.hidden * lane, norms + 8 * NORM_FIELDS * lane)
     for column in range(start, stop, tile):
         columns = smaller(tile, stop - column)
         for lane in range(lanes):
             row = read_int64(given.logits_row + 8 * lane)
             if row < 0:
                 continue
-            counts = work.counts + 8 * plan.hidden * lane
-            normalise(plan, counts, norm)
+            counts, norm = work.counts + 8 * plan.hidden * lane, norms + 8 * NORM_FIELDS * lane
             if plan.residual_readout:
                 summed_rows(plan, counts, column, columns, wide)
             else:
                 scaled_rows(
                     plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
                     work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
+                    columns if 1 < lanes and lane < FETCHING_LANES else 0,
                 )  # fmt: skip
             vector.centre(wide, plan.head_sums + 8 * column, norm, columns, wide)
             if plan.two_products:
@@ -194,6 +204,7 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
             scaled_rows(
                 plan.table + column, plan.vocab_pad, columns, work.rows + 4 * work.list_size * lane,
                 work.factors + 4 * work.list_size * lane, plan.head_width, sums, wide,
+                columns if 1 < lanes and lane < FETCHING_LANES else 0,
             )  # fmt: skip
             vector.to_float(wide, columns)
             out = given.logits + 8 * (plan.vocab_pad * row + column)

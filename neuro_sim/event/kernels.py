@@ -23,6 +23,7 @@ from neuro_sim.event.constants import (
     FROM_O,
     FROM_R,
     FROM_X,
+    FETCHING_LANES,
     HEAD_COLUMNS,
     LANES,
     LINE,
@@ -66,8 +67,8 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: 
 
     Steps are taken four at a time. A segment of inputs ends before any step could have more than SEGMENT_ROWS spikes
     in it, so int16 sums cannot overflow; the last run of a segment says that they are to be widened then.
-    Silent inputs are listed too, from place `spare` on, where nobody looks: that needs no branch, and a branch on
-    random spikes costs more than the rest of the loop.
+    Silent inputs are passed over a word of spikes at a time. Those that are silent in this group of steps alone are
+    listed too, from place `spare` on, where nobody looks: that needs no branch.
     """
     num_runs, filled = 0, 0
     chunks = (inputs + SEGMENT_ROWS - 1) // SEGMENT_ROWS
@@ -77,8 +78,11 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: 
         for chunk in range(chunks):
             counts = histogram + 8 * PATTERNS * chunk
             vector.clear(counts, 8 * PATTERNS)
-            for i in range(chunk * SEGMENT_ROWS, smaller(inputs, (chunk + 1) * SEGMENT_ROWS)):
-                raise_by(counts + 8 * ((read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)), 1)
+            for start in range(chunk * SEGMENT_ROWS, smaller(inputs, (chunk + 1) * SEGMENT_ROWS), WORD):
+                word = vector.active_word(masks + 4 * start)
+                while word != 0:
+                    i, word = start + vector.lowest_bit(word), word & (word - 1)
+                    raise_by(counts + 8 * ((read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1)), 1)
         first = 0
         while first < chunks:
             last, counts = first + 1, histogram + 8 * PATTERNS * first
@@ -101,16 +105,19 @@ def list_rows(masks: int, inputs: int, steps: int, rows: int, spare: int, runs: 
             if num_runs > before:
                 write_int64(runs + 8 * RUN_FIELDS * num_runs - 8, group)
                 write_int64(place, spare)
-                for i in range(first * SEGMENT_ROWS, smaller(inputs, last * SEGMENT_ROWS)):
-                    at = place + 8 * ((read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1))
-                    write_int32(rows + 4 * read_int64(at), i)
-                    raise_by(at, 1)
+                for start in range(first * SEGMENT_ROWS, smaller(inputs, last * SEGMENT_ROWS), WORD):
+                    word = vector.active_word(masks + 4 * start)
+                    while word != 0:
+                        i, word = start + vector.lowest_bit(word), word & (word - 1)
+                        at = place + 8 * ((read_uint32(masks + 4 * i) >> shift) & (PATTERNS - 1))
+                        write_int32(rows + 4 * read_int64(at), i)
+                        raise_by(at, 1)
             first = last
     active = filled
     if steps > STEP_GROUP:  # an input may be listed once in every group
         active = 0
-        for i in range(inputs):
-            active += read_uint32(masks + 4 * i) != 0
+        for start in range(0, inputs, WORD):
+            active += vector.count_bits(vector.active_word(masks + 4 * start))
     for i in range(LIST_PADDING):
         write_int32(rows + 4 * (filled + i), 0)
     return num_runs, active
@@ -159,21 +166,8 @@ def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread
 
 
 @compiled
-def add_pairs(
-    weights: int, stride: int, columns: int, row: int, last: int, pattern: int, reuse: bool, sums: int
-) -> None:
+def add_pairs(weights: int, stride: int, columns: int, row: int, last: int, pattern: int, sums: int) -> None:
     """Rows of 4-bit weights, listed from `row` to `last`, for the steps of one pattern."""
-    if reuse:
-        while row + 64 <= last:
-            vector.reuse_pairs_16(weights, stride, row, columns, pattern, sums)
-            row += 64
-        while row + 16 <= last:
-            vector.reuse_pairs_4(weights, stride, row, columns, pattern, sums)
-            row += 16
-        while row < last:
-            vector.reuse_pairs_1(weights, stride, row, columns, pattern, sums)
-            row += 4
-        return
     while row + 32 <= last:
         vector.add_pairs_8(weights, stride, row, columns, pattern, sums)
         row += 32
@@ -188,44 +182,44 @@ def add_pairs(
 
 
 @compiled
+def add_rows(weights: int, stride: int, columns: int, row: int, last: int, pattern: int, sums: int) -> None:
+    """Rows of 8-bit weights, listed from `row` to `last`, for the steps of one pattern."""
+    while row + 16 <= last:
+        vector.add_rows_4(weights, stride, row, columns, pattern, sums)
+        row += 16
+    if row + 8 <= last:
+        vector.add_rows_2(weights, stride, row, columns, pattern, sums)
+        row += 8
+    if row < last:
+        vector.add_rows_1(weights, stride, row, columns, pattern, sums)
+
+
+@compiled
 def accumulate(
-    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, reuse: bool,
+    weights: int, stride: int, columns: int, steps: int, rows: int, runs: int, num_runs: int, cached: bool, ahead: int,
     paired: int, sums: int, currents: int,
 ) -> None:  # fmt: skip
-    """currents [steps, columns] = for every step the sum of the rows that spiked in it."""
+    """currents [steps, columns] = for every step the sum of the rows that spiked in it.
+
+    From memory whole rows are read and the sums kept in the first-level cache; of weights that are in the cache already
+    it is the other way round: a line of columns at a time, its sums in registers.
+    """
     vector.clear(currents, 4 * steps * columns)
+    if cached:
+        if num_runs > 0 and paired:
+            vector.collect_pairs(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
+        elif num_runs > 0:
+            vector.collect_rows(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
+        return
     vector.clear(sums, 2 * STEP_GROUP * columns)
     for index in range(num_runs):
         run = runs + 8 * RUN_FIELDS * index
-        row, pattern, group = (
-            rows + 4 * read_int64(run),
-            read_int64(run + 16),
-            read_int64(run + 24),
-        )
+        row, pattern, group = rows + 4 * read_int64(run), read_int64(run + 16), read_int64(run + 24)
         last = row + 4 * read_int64(run + 8)
         if paired:
-            add_pairs(weights, stride, columns, row, last, pattern, reuse, sums)
-        elif reuse:
-            while row + 32 <= last:
-                vector.reuse_rows_8(weights, stride, row, columns, pattern, sums)
-                row += 32
-            if row + 16 <= last:
-                vector.reuse_rows_4(weights, stride, row, columns, pattern, sums)
-                row += 16
-            if row + 8 <= last:
-                vector.reuse_rows_2(weights, stride, row, columns, pattern, sums)
-                row += 8
-            if row < last:
-                vector.reuse_rows_1(weights, stride, row, columns, pattern, sums)
+            add_pairs(weights, stride, columns, row, last, pattern, sums)
         else:
-            while row + 16 <= last:
-                vector.add_rows_4(weights, stride, row, columns, pattern, sums)
-                row += 16
-            if row + 8 <= last:
-                vector.add_rows_2(weights, stride, row, columns, pattern, sums)
-                row += 8
-            if row < last:
-                vector.add_rows_1(weights, stride, row, columns, pattern, sums)
+            add_rows(weights, stride, columns, row, last, pattern, sums)
         if group >= 0:
             first = STEP_GROUP * group
             vector.widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
@@ -291,17 +285,20 @@ def project(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread: i
     # One lane: long rows. Several lanes: so many columns that all their rows stay in the cache from lane to lane.
     tile = MAX_COLUMNS
     if lanes > 1:
-        tile = smaller(tile, max(2 * LINE, (TILE_BYTES << paired) // inputs // line * line))
+        tile = smaller(tile, max(line, (TILE_BYTES << paired) // inputs // line * line))
     sums = work.sums + 2 * STEP_GROUP * MAX_COLUMNS * thread
     currents = work.currents + 4 * max(plan.steps * MAX_COLUMNS, HEAD_COLUMNS) * thread
     weights = read_int64(plan.weights + 8 * (NUM_WEIGHTS * layer + weight))
+    stride = parts * pad >> paired
     while start < stop:
         columns = smaller(tile, stop - start)
         for lane in range(lanes):
+            ahead = columns >> paired if lane < FETCHING_LANES else 0  # the same rows of the next tile
             accumulate(
-                weights + (start >> paired), parts * pad >> paired, columns, plan.steps,
+                weights + (start >> paired), stride, columns, plan.steps,
                 work.rows + 4 * work.list_size * lane, work.runs + 8 * RUN_FIELDS * work.max_runs * lane,
-                read_int64(work.num_runs + 8 * lane), lanes > 1, paired, sums, currents,
+                read_int64(work.num_runs + 8 * lane), lanes > 1, ahead,
+                paired, sums, currents,
             )  # fmt: skip
             done = 0
             while done < columns:
@@ -344,13 +341,19 @@ scratch_of_attend = compiled(small_size)
 
 
 @compiled
-def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, thread: int) -> None:
+def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, thread: int, threads: int) -> None:
     """Q against all keys up to the lane's position, the attention neurons, and the sum of the chosen values."""
     steps, words, pad = plan.steps, plan.key_words, plan.head_pad
     context = read_int64(given.positions + 8 * lane) + 1
     blocks = (context + WORD - 1) // WORD
     index = (layer * plan.heads + head) * steps
     keys, values = read_int64(given.keys + 8 * lane), read_int64(given.values + 8 * lane)
+    capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
+    value_bytes = 8 * plan.blocks * pad
+    if lane + 1 < given.count:  # whose keys are read next
+        following = read_int64(given.keys + 8 * (lane + 1)) + index * words * capacity
+    else:
+        following = read_int64(given.keys) + (index + threads * steps) * words * capacity
     threshold = read_int32(plan.map_thresholds + 4 * (layer * plan.heads + head))
     shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + A))
     queries = work.queries + 8 * steps * words * thread
@@ -367,22 +370,24 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
             word = vector.pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
             write_int64(queries + 8 * (step * words + w), word)
     vector.clear(found, 4 * steps * LANES)
-    capacity = 8 * WORD * plan.blocks  # bytes of one word of all keys
     if plan.distances:
         biases = plan.map_biases + 4 * (2 * LANES + WORD + plan.distances) * (layer * plan.heads + head)
         vector.attend_biased(
             keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
-            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations, biases, plan.distances,
+            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
+            values + index * value_bytes, value_bytes, biases, plan.distances,
         )  # fmt: skip
     else:
         vector.attend_keys(
             keys + index * words * capacity, words * capacity, capacity, words, queries, steps, threshold, shift,
-            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations, 0, 0,
+            plan.decay, context, chosen, 8 * plan.blocks, found, spikes, saturations,
+            values + index * value_bytes, value_bytes, 0, 0,
         )  # fmt: skip
     for step in range(steps):
         step_sums = sums + 4 * step * pad
-        step_values = values + 8 * (index + step) * plan.blocks * pad
-        vector.sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums)
+        step_values = values + (index + step) * value_bytes
+        ahead = following + step * words * capacity
+        vector.sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums, ahead)
         coincidences, taken = 0, 0
         for i in range(LANES):
             coincidences += read_int32(found + 4 * (step * LANES + i))
@@ -430,7 +435,7 @@ def run_block(plan: Any, work: Any, given: Any, thread: int, threads: int) -> No
                     for lane in range(lanes):
                         store_key_value(plan, work, given, lane, layer, head)
                     for lane in range(lanes):
-                        attend(plan, work, given, lane, layer, head, thread)
+                        attend(plan, work, given, lane, layer, head, thread, threads)
                 meet(work, threads)
     read_out(plan, work, lanes, thread, threads)
     meet(work, threads)
@@ -443,9 +448,9 @@ as_plan, as_work, as_given = (vector.record_at(kind) for kind in (PLAN, WORK, LA
 @entry
 def enter(job: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
     """The one way in (native.py). job 0: a block of plan, work, given, thread, threads; 1: the arguments of scaled_rows
-    with rows as long as there are columns."""
+    with rows as long as there are columns, prefetching in the order of the list."""
     if job == 0:
         run_block(as_plan(a), as_work(b), as_given(c), d, e)
     else:
-        scaled_rows(a, b, b, c, d, e, f, g)
+        scaled_rows(a, b, b, c, d, e, f, g, 0)
     return 0

@@ -441,7 +441,7 @@ def make_work(plan: Record, lanes: int, threads: int, record: bool) -> Record:
     spare = max(widest * groups, plan.head_width) + constants.LIST_PADDING
     list_size = spare + widest
     max_runs = groups * (constants.PATTERNS - 1) * (widest // SEGMENT_ROWS + 1)
-    slots, scratch = layers if record else 1, constants.lists_size(widest)
+    slots, scratch = layers if record else 1, max(constants.lists_size(widest), constants.NORM_FIELDS * lanes)
     counters = (threads, lanes, layers + 1, constants.NUM_SITES, steps)
     return Record(
         WORK,

@@ -49,7 +49,7 @@ WORK = _record("""
 # sums         int16 [threads, 4 * MAX_COLUMNS]   currents    int32 [threads, max(T_s * MAX_COLUMNS, HEAD_COLUMNS)]
 # wide         int64 [threads, HEAD_COLUMNS]
 # small        int32 [threads, small_size(plan)]  queries     int64 [threads, T_s * key_words]
-# scratch      int64 [threads, scratch_size]: of list_rows, and of the head's three numbers
+# scratch      int64 [threads, scratch_size]: of list_rows, and of the head's NORM_FIELDS numbers a lane
 # spikes       int64 [threads, lanes, layers + 1, 10, T_s]; row `layers` holds embed at site 0
 # saturations  the same                           additions   int64 [threads, lanes, layers, 2, T_s]
 # active       int64 [threads, lanes, layers, 6]

@@ -18,7 +18,7 @@ assert len(DRIVERS) == NUM_DRIVERS
 
 
 class Tally:
-    """Builds the Activity of one token. What does not change from token to token is computed once."""
+    """Builds the Activity of every token of a block. What does not change from token to token is computed once."""
 
     def __init__(self, model: SpikeModel, plan: Record) -> None:
         shape, self.plan = model.shape, plan
@@ -46,50 +46,56 @@ class Tally:
         position = d * model.embedding.position.itemsize
         self._embed_bytes = shape.word_embed_proj_dim + position + self._macs["embed"]
 
-    def activity(
-        self, spikes: Array, saturations: Array, additions: Array, active: Array, head_active: int, position: int
-    ) -> Activity:
-        """Counters of one lane as `kernels` keeps them: [layers + 1, 10, T_s] twice, [layers, 2, T_s], [layers, 6].
+    def activities(
+        self, spikes: Array, saturations: Array, additions: Array, active: Array, head_active: Array, positions: Array
+    ) -> list[Activity]:
+        """Counters of n lanes as `kernels` keeps them: [n, layers + 1, 10, T_s] twice, [n, layers, 2, T_s],
+        [n, layers, 6]; head_active and positions [n].
 
         The head is counted for every token, as the contract has it, also for a prompt's tokens whose logits nobody
         wants. Arrays are fresh: the caller may add to them.
         """
-        plan, context = self.plan, position + 1
+        plan, lanes, contexts = self.plan, len(positions), positions + 1
         layers, steps, d = plan.layers, plan.steps, plan.hidden
-        embed = spikes[layers:, 0].copy()
-        by_driver = np.empty((len(self._sites) + 1, layers, steps), np.int64)
-        by_site = by_driver[:-1]
-        spikes[:layers].transpose(1, 0, 2).take(self._columns, 0, by_site)
-        by_driver[-1, 0] = embed[0]
-        by_driver[-1, 1:] = by_site[self._last, :-1]
-        cells = self._cells.copy()
-        cells[self._map] = plan.heads * context
-        self._fan_out[self._coincidence, self._query] = context
-        sops = (self._fan_out @ by_driver.reshape(len(by_driver), -1)).reshape(-1, layers, steps)
+        embed = spikes[:, layers:, 0].copy()
+        by_driver = np.empty((lanes, len(self._sites) + 1, layers, steps), np.int64)
+        by_site = by_driver[:, :-1]
+        by_site[:] = spikes[:, :layers].swapaxes(1, 2)[:, self._columns]
+        by_driver[:, -1, 0] = embed[:, 0]
+        by_driver[:, -1, 1:] = by_site[:, self._last, :-1]
+        cells = np.empty((lanes, *self._cells.shape), np.int64)
+        cells[:] = self._cells
+        cells[:, self._map] = plan.heads * contexts[:, None, None]
+        sops = (self._fan_out @ by_driver.reshape(lanes, len(by_driver[0]), -1)).reshape(lanes, -1, layers, steps)
+        sops[:, self._coincidence] = by_site[:, self._query] * contexts[:, None, None]
         really = sops.copy()
-        really[self._coincidence], really[self._av] = additions[:, 0], additions[:, 1]
-        read = self._row_bytes.dot(active.sum(0))
-        map_bytes = int((sops[self._av].sum(1) // 8).sum())
+        really[:, self._coincidence], really[:, self._av] = additions[:, :, 0], additions[:, :, 1]
+        saturated = saturations[:, :layers].swapaxes(1, 2)[:, self._columns]
+        of_embed = np.full((lanes, 1, steps), d, np.int64), saturations[:, layers:, 0].copy()
+        unmasked = np.zeros((lanes, layers, steps), np.int64)
+        read = (active.sum(1) @ self._row_bytes.T).tolist()
+        kv_read = layers * (contexts * steps * d // 8) + (sops[:, self._av].sum(2) // 8).sum(1)
         active_macs = head_active * self._outputs + self._tail
-        return Activity(
-            tokens=1,
-            spikes=self._by_site(embed, by_site),
-            cells=self._by_site(np.full((1, steps), d, np.int64), cells),
-            saturations=self._by_site(
-                saturations[layers:, 0].copy(), saturations[:layers].transpose(1, 0, 2).take(self._columns, 0)
-            ),
-            sops=dict(zip(self._components, sops, strict=True)),
-            sops_unmasked=np.zeros((layers, steps), np.int64),
-            additions=dict(zip(self._components, really, strict=True)),
-            macs=self._macs | {"head_active": active_macs},
-            bytes={
-                **dict(zip(self._components, read.tolist(), strict=True)),
-                "embed": self._embed_bytes,
-                "head": active_macs,
-                "kv_read": layers * (context * steps * d // 8) + map_bytes,
-                "kv_write": layers * (2 * steps * d // 8),
-            },
-        )
+        return [
+            Activity(
+                tokens=1,
+                spikes=self._by_site(embed[lane], by_site[lane]),
+                cells=self._by_site(of_embed[0][lane], cells[lane]),
+                saturations=self._by_site(of_embed[1][lane], saturated[lane]),
+                sops=dict(zip(self._components, sops[lane], strict=True)),
+                sops_unmasked=unmasked[lane],
+                additions=dict(zip(self._components, really[lane], strict=True)),
+                macs=self._macs | {"head_active": head},
+                bytes={
+                    **dict(zip(self._components, read[lane], strict=True)),
+                    "embed": self._embed_bytes,
+                    "head": head,
+                    "kv_read": cached,
+                    "kv_write": layers * (2 * steps * d // 8),
+                },
+            )
+            for lane, (head, cached) in enumerate(zip(active_macs.tolist(), kv_read.tolist(), strict=True))
+        ]
 
     def _by_site(self, embed: Array, sites: Array) -> dict[str, Array]:
         return {EMBED_SITE: embed, **dict(zip(self._sites, sites, strict=True))}

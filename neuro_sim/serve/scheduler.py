@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from neuro_sim.api import Model
     from neuro_sim.event.plan import Cache
 
-DELIVERY_SECONDS = 0.01  # news is collected for this long: faster than anybody reads, and a small model overtakes it
+DELIVERY_SECONDS = 0.03  # news is collected for this long: faster than anybody reads, and a small model overtakes it
 Ended = Literal["length", "eos", "stop", "context", "time", "cancelled", "error"]
 
 

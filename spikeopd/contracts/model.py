@@ -137,7 +137,8 @@ class Embedding:
     position: Array  # int16 [positions, d]
     project_in: Array | None = None  # int8 [w, d]
 
-    def current(self, token: int, position: int) -> Array:
+    def current(self, token: int | Array, position: int | Array) -> Array:
+        """Of one token, or [n, d] of as many tokens as positions."""
         row = self.table[token]
         if self.table.dtype.kind == "f":
             value = (row if self.project_in is None else row @ self.project_in) * self.channel_gain
@@ -145,8 +146,13 @@ class Embedding:
         wide = row.astype(np.int64)
         if self.project_in is not None:
             wide = wide @ self.project_in.astype(np.int64)
-        value = wide * int(self.row_scale[token]) * self.channel_gain.astype(np.int64)
+        return self.scaled(wide, token, position)
+
+    def scaled(self, wide: Array, token: int | Array, position: int | Array) -> Array:
+        """The current from table[x] P, an int64 sum."""
+        scale = np.asarray(self.row_scale[token], np.int64)[..., None]
         half = (1 << self.shift) >> 1
+        value = wide * scale * self.channel_gain.astype(np.int64)
         return np.asarray(((value + half) >> self.shift) + self.position[position], dtype=np.int32)
 
 

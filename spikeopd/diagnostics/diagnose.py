@@ -89,7 +89,7 @@ def about(bank: PrefixBank) -> dict[str, object]:
 
 
 def check(options: BankOptions, batch_size: int) -> None:
-    counts = {"prompts": options.prompts, "prompt-length": options.prompt_length, "length": options.length}
+    counts = {"num-prompts": options.prompts, "prompt-length": options.prompt_length, "max-new-tokens": options.length}
     for name, value in {**counts, "batch-size": batch_size}.items():
         if value < 1:
             raise ConfigError(f"--{name} {value} must be 1 or more")
@@ -100,6 +100,6 @@ def check(options: BankOptions, batch_size: int) -> None:
 def check_length(options: BankOptions, positions: int) -> None:
     if options.prompt_length + options.length > positions + 1:
         raise ConfigError(
-            f"--prompt-length {options.prompt_length} + --length {options.length} exceeds the model's {positions} "
-            "positions; shorten one of them"
+            f"--prompt-length {options.prompt_length} + --max-new-tokens {options.length} exceeds the model's "
+            f"{positions} positions; shorten one of them"
         )

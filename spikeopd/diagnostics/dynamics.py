@@ -12,6 +12,7 @@ All L layers count alike. H is the layer's output spikes, U the membrane of the 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def spike_drift(paired: Paired) -> Array:
     return drift
 
 
-def summary(paired: Paired) -> dict[str, object]:
+def summary(paired: Paired) -> dict[str, Any]:
     """Curves over t and the checkpoint-level numbers."""
     gap, drift = prefix_gap(paired), spike_drift(paired)
     return {
@@ -83,7 +84,27 @@ def summary(paired: Paired) -> dict[str, object]:
         "membrane_drift": float(paired.membrane.mean()),
         "rate_self": float(paired.rate_self.mean()),
         "rate_corp": float(paired.rate_corp.mean()),
+        "standard_errors": {name: standard_error(value).tolist() for name, value in by_prompt(paired).items()},
     }
+
+
+def by_prompt(paired: Paired) -> dict[str, Array]:
+    """What `summary` averages, of each prompt: curves [N, K], numbers [N]."""
+    return {
+        "kappa_self": paired.kappa_self,
+        "kappa_corp": paired.kappa_corp,
+        "prefix_gap": paired.kappa_self - paired.kappa_corp,
+        "spike_drift": np.abs(paired.rate_self - paired.rate_corp).mean(2),
+        "hidden_gap": paired.hidden.mean((1, 2)),
+        "membrane_drift": paired.membrane.mean((1, 2)),
+    }
+
+
+def standard_error(values: Array) -> Array:
+    """Standard error of the mean over prompts (the first axis); 0 of a single one."""
+    count = len(values)
+    error: Array = np.asarray(values.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(values.shape[1:]))
+    return error
 
 
 def spike_improvement(offline: Paired, method: Paired) -> Array:

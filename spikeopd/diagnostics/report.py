@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spikeopd.diagnostics import dynamics
 from spikeopd.diagnostics.dynamics import Paired
 from spikeopd.errors import BackendMissing, install_command
@@ -33,10 +35,15 @@ COLUMNS = (
 def compare(results: Mapping[str, Paired]) -> dict[str, Any]:
     """Summaries by name, and Delta_spk of every later checkpoint against the first."""
     first = next(iter(results.values()))
-    return {
-        name: dynamics.summary(paired) | {"spike_improvement": dynamics.spike_improvement(first, paired).tolist()}
-        for name, paired in results.items()
-    }
+    drift = dynamics.by_prompt(first)["spike_drift"]
+    found = {}
+    for name, paired in results.items():
+        row: dict[str, Any] = dynamics.summary(paired)
+        row["spike_improvement"] = dynamics.spike_improvement(first, paired).tolist()
+        closed = drift - dynamics.by_prompt(paired)["spike_drift"]
+        row["standard_errors"]["spike_improvement"] = dynamics.standard_error(closed).tolist()
+        found[name] = row
+    return found
 
 
 def table(values: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Mapping[str, float]] = PAPER) -> str:
@@ -53,19 +60,33 @@ def table(values: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Mapping[s
     return "\n".join(lines)
 
 
-def draw(values: Mapping[str, Mapping[str, Any]], folder: Path, name: str = "diagnostics") -> list[Path]:
-    """Figure 1 (teacher KL, gap) and Figure 2 (spike rates, hidden, membrane) in one sheet, PNG and SVG."""
+def draw(
+    values: Mapping[str, Mapping[str, Any]], folder: Path, name: str = "diagnostics", about: str = ""
+) -> list[Path]:
+    """Figure 1 (teacher KL, gap) and Figure 2 (spike rates, hidden, membrane) in one sheet, PNG and SVG.
+
+    Bands and bars: two standard errors over the prompts of the bank. They say nothing of other seeds.
+    """
     plot = pyplot()
-    figure, axes = plot.subplots(2, 3, figsize=(12, 6.4), layout="constrained")
+    figure, axes = plot.subplots(2, 3, figsize=(10.5, 6.2), layout="constrained")
     (kl, gap, drift), (improvement, hidden, membrane) = axes
     colours = [f"C{index}" for index in range(len(values))]
     for (label, row), colour in zip(values.items(), colours, strict=True):
-        steps = range(1, len(row["prefix_gap"]) + 1)
-        kl.plot(steps, row["kappa_self"], color=colour, label=label)
-        kl.plot(steps, row["kappa_corp"], color=colour, linestyle="--", linewidth=1)
-        gap.plot(steps, row["prefix_gap"], color=colour)
-        drift.plot(steps, [value * dynamics.DISPLAY for value in row["spike_drift"]], color=colour)
-        improvement.plot(steps, [value * dynamics.DISPLAY for value in row["spike_improvement"]], color=colour)
+        errors = row.get("standard_errors", {})
+
+        def curve(axis: Any, key: str, scale: float = 1.0, row: Any = row, errors: Any = errors, **style: Any) -> None:
+            heights = np.array(row[key]) * scale
+            axis.plot(range(1, len(heights) + 1), heights, **style)
+            if key in errors:
+                reach = 2 * scale * np.array(errors[key])
+                low, high = heights - reach, heights + reach
+                axis.fill_between(range(1, len(heights) + 1), low, high, color=style["color"], alpha=0.12, linewidth=0)
+
+        curve(kl, "kappa_self", color=colour, label=label)
+        curve(kl, "kappa_corp", color=colour, linestyle="--", linewidth=1)
+        curve(gap, "prefix_gap", color=colour)
+        curve(drift, "spike_drift", dynamics.DISPLAY, color=colour)
+        curve(improvement, "spike_improvement", dynamics.DISPLAY, color=colour)
     first = next(iter(values))
     kl.set_title("teacher KL: self (solid), corpus (dashed)", fontsize=10)
     gap.set_title("self - corpus KL gap, G(t)", fontsize=10)
@@ -80,11 +101,16 @@ def draw(values: Mapping[str, Mapping[str, Any]], folder: Path, name: str = "dia
         (membrane, "membrane_drift", "membrane gap $D_U$"),
     ):
         heights = [row[key] for row in values.values()]
-        axis.bar_label(axis.bar(range(len(values)), heights, color=colours), fmt="%.4g")
+        errors = [2 * row.get("standard_errors", {}).get(key, 0.0) for row in values.values()]
+        drawn = axis.bar(range(len(values)), heights, yerr=errors if any(errors) else None, color=colours, capsize=4)
+        axis.bar_label(drawn, fmt="%.4g", padding=2)
         axis.set_xticks(range(len(values)), list(values), fontsize=8)
         axis.set_title(title, fontsize=10)
         axis.margins(y=0.15)
     figure.legend(loc="outside lower center", ncols=len(values), fontsize=9, frameon=False)
+    said = "bands and whiskers: two standard errors over prompts"
+    known = any("standard_errors" in row for row in values.values())
+    figure.suptitle("; ".join(filter(None, [about, said if known else ""])), fontsize=9)
     return save(figure, folder, name)
 
 

@@ -81,11 +81,13 @@ def _text_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _rollout_arguments(parser: argparse.ArgumentParser, what: str, prompt_length: int | None, known: str) -> None:
-    parser.add_argument("--prompts", type=int, default=256, metavar="N", help=f"{what} (default: 256)")
+    parser.add_argument("--num-prompts", type=int, default=256, metavar="N", help=f"{what} (default: 256)")
+    renamed(parser, "--prompts", "--num-prompts", type=int, metavar="N")
     parser.add_argument(
         "--prompt-length", type=int, default=prompt_length, metavar="N", help=f"tokens (default: {known})"
     )
-    parser.add_argument("--length", type=int, default=32, metavar="K", help="tokens to generate (default: 32)")
+    parser.add_argument("--max-new-tokens", type=int, default=32, metavar="K", help="to generate (default: 32)")
+    renamed(parser, "--length", "--max-new-tokens", type=int, metavar="K")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -116,9 +118,8 @@ def _zeroshot_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds",
         nargs="+",
-        type=int,
         metavar="SEED",
-        help="trained runs to average over: each replaces {seed} in MODEL",
+        help="trained runs to average over, numbers or ranges such as 0-2: each replaces {seed} in MODEL",
     )
     parser.add_argument("--paper", choices=PAPER_ROWS, default="auto", help="the paper's rows to show beside")
 
@@ -174,16 +175,16 @@ COMMANDS = {
     "rollouts": Command(
         "Adjacent repetition, distinct 4-grams and longest run of a model's own continuations, with samples.",
         (
-            "rollouts tiny --prompts 8 --prompt-length 64",
-            "rollouts tiny --prompts 4 --prompt-length 32 --length 16 --temperature 0 --json",
+            "rollouts tiny --num-prompts 8 --prompt-length 64",
+            "rollouts tiny --num-prompts 4 --prompt-length 32 --max-new-tokens 16 --temperature 0 --json",
         ),
         _rollouts_arguments,
     ),
     "diagnose": Command(
         "Teacher KL, spike-rate, hidden and membrane gaps on a stored bank of paired prefixes (Figs. 1-2).",
         (
-            "diagnose runs/tiny/stage1/final SpikeOPD=runs/tiny/final --prompt-length 32 --prompts 32",
-            "diagnose runs/tiny/stage1/final --bank runs/bank.npz --prompt-length 32 --prompts 8 --json",
+            "diagnose runs/tiny/stage1/final SpikeOPD=runs/tiny/final --prompt-length 32 --num-prompts 32",
+            "diagnose runs/tiny/stage1/final --bank runs/bank.npz --prompt-length 32 --num-prompts 8 --json",
         ),
         _diagnose_arguments,
     ),

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spikeopd.errors import ConfigError, InputError, check_writable, run_command
+from spikeopd.arguments import seeds
+from spikeopd.errors import ConfigError, InputError, check_writable, run_command, say_loading
 from spikeopd.evaluation.arguments import PROG, build_parser
+from spikeopd.paths import check_model
 
 if TYPE_CHECKING:
     from spikeopd.evaluation.models import Model
@@ -44,7 +46,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"--limit {arguments.limit}: give at least one question")
     benchmarks = choose(arguments.tasks)
-    runs = harness.models_of(arguments.model, arguments.seeds)
+    runs = harness.models_of(arguments.model, seeds(arguments.seeds or ()))
     data_dir = Path(arguments.benchmarks).expanduser() if arguments.benchmarks else None
     if data_dir is not None:
         offline()
@@ -95,9 +97,9 @@ def rollouts(arguments: argparse.Namespace) -> None:
         model,
         arguments.source,
         split=arguments.split,
-        prompts=arguments.prompts,
+        prompts=arguments.num_prompts,
         prompt_length=arguments.prompt_length,
-        length=arguments.length,
+        length=arguments.max_new_tokens,
         temperature=arguments.temperature,
         seed=arguments.seed,
         samples=arguments.samples,
@@ -115,6 +117,11 @@ def diagnose(arguments: argparse.Namespace) -> None:
         if not equals:
             raise ConfigError(f"{word}: give a name and a checkpoint, for example SpikeOPD=runs/tiny/final")
         others[label] = path
+    from spikeopd.students import find_student
+
+    for path in (arguments.model, *others.values()):
+        find_student(path)  # before torch is imported
+    check_model(arguments.teacher, "--teacher")
     log = _open_log(arguments)
     from spikeopd.diagnostics.diagnose import diagnose
     from spikeopd.diagnostics.prefixes import BankOptions
@@ -129,7 +136,11 @@ def diagnose(arguments: argparse.Namespace) -> None:
         split=arguments.split,
         max_tokens=arguments.max_tokens,
         options=BankOptions(
-            arguments.prompts, arguments.prompt_length, arguments.length, arguments.temperature, arguments.seed
+            arguments.num_prompts,
+            arguments.prompt_length,
+            arguments.max_new_tokens,
+            arguments.temperature,
+            arguments.seed,
         ),
         batch_size=arguments.batch_size,
         device=arguments.device or "cpu",
@@ -147,6 +158,7 @@ def _open_log(arguments: argparse.Namespace) -> RunLog:
     name = re.sub(r"[^\w.-]+", "_", arguments.model.strip("./")) or "model"
     folder = Path(arguments.output) if arguments.output else Path("runs") / "eval" / f"{arguments.command}-{name}"
     check_writable(folder / "summary.json", "--output")  # now, not after the whole evaluation
+    say_loading(arguments.quiet)
     return RunLog(folder, quiet=arguments.quiet)
 
 

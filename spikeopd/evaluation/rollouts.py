@@ -50,7 +50,7 @@ def rollouts(
     most = model.scorer.max_length - length
     if prompts < 1 or length < 1 or most < 1:
         raise ConfigError(
-            f"--prompts {prompts} and --length {length} must be at least 1, and the model's "
+            f"--num-prompts {prompts} and --max-new-tokens {length} must be at least 1, and the model's "
             f"{model.scorer.max_length} positions must hold a prompt too"
         )
     if not (math.isfinite(temperature) and temperature >= 0) or samples < 0:

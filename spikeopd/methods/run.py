@@ -135,7 +135,8 @@ class Run(Generic[O]):
         """Adam, and both wrapped for DDP or FSDP2 if `accelerate launch` or `torchrun` asked for it."""
         train, accelerator, objective = self.setup.config.train, self.setup.accelerator, self.objective
         if train.gradient_checkpointing:
-            objective.student.gradient_checkpointing_enable()
+            student = objective.student  # transformers renamed it in version 5
+            getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)()
         for module in objective.modules():
             if isinstance(module, SpikeLinear):
                 module.coarse_gradients = train.gradients == "bf16"

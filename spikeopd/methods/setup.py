@@ -125,7 +125,7 @@ def build(config: Config, accelerator: Accelerator) -> Setup:
     check_fit(config, load_teacher_config(options.teacher_model_name_or_path), tokenizer.vocab_size)
     teacher = load_teacher(
         options.teacher_model_name_or_path,
-        attentions=(config.train.stage != "2" and config.stage1.internals) or METHODS[config.stage2.method].internals,
+        attentions=(config.train.stage != "2" and config.stage1.maps) or METHODS[config.stage2.method].internals,
         dtype=torch.bfloat16 if options.teacher_precision == "bf16" else torch.float32,
     )
     with accelerator.main_process_first():

@@ -1,7 +1,7 @@
 r"""Stage 1, SpAD: distil the frozen teacher into the spiking student on corpus text (App. F.5).
 
 One update:  batch from (seed, update) -> for each micro-batch: teacher forward without gradients, student forward,
-sums of the five targets (`alignment.py`) and, if asked for, a target for the firing rates (`sparsity.py`), backward ->
+sums of the targets (`alignment.py`) and, if asked for, a target for the firing rates (`sparsity.py`), backward ->
 clip the global norm -> Adam at the cosine schedule's rate.
 """
 
@@ -15,7 +15,7 @@ import torch
 from spikeopd.config import Stage1Config
 from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.run import Run
-from spikeopd.methods.setup import Setup, cosine_with_warmup
+from spikeopd.methods.setup import Setup, configured_student, cosine_with_warmup
 from spikeopd.methods.sparsity import Pull, RateTarget
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper
@@ -47,7 +47,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         parts = setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)
         pull = None if dial is None else whole_pull(run, dial, parts, update)
         for ids in run.micro_batches(parts):
-            target = run_teacher(setup.teacher, ids, internals=options.internals)
+            target = run_teacher(setup.teacher, ids, internals=options.internals, maps=options.maps)
             if dial is None:
                 share, sums = run.call(objective.sums, ids, target, head, scale)
             else:
@@ -86,15 +86,21 @@ def describe_start(setup: Setup, transferred: dict[str, str]) -> str:
     """What of the teacher the student starts with, and how documents are framed, in a line each."""
     tokenizer = setup.tokenizer
     begin, end = (tokenizer.roles[role] for role in ("bos_token", "eos_token"))
-    parts = "; ".join(f"{part} {what}" for part, what in transferred.items())
+    copied = ", ".join(part for part, what in transferred.items() if what == "copied") or "nothing"
+    others = [
+        what if part == "nothing" else f"{part}: {what}" for part, what in transferred.items() if what != "copied"
+    ]
     options, processes = setup.config.stage1, setup.accelerator.num_processes
     rows = options.micro_batch_size * options.gradient_accumulation_steps * processes
     tokens = f"{end} separates documents" if begin == end else f"documents begin with {begin} and end with {end}"
-    return (
-        f"stage 1: from the teacher ({setup.teacher.config.model_type}): {parts}\nstage 1: {tokens}\n"
-        f"stage 1: {rows} sequences per update ({processes} x {options.micro_batch_size} x "
-        f"{options.gradient_accumulation_steps})"
-    )
+    shares = f"{processes} x {options.micro_batch_size} x {options.gradient_accumulation_steps}"
+    lines = [
+        f"the teacher ({setup.teacher.config.model_type}) gives {copied}",
+        *others,
+        tokens,
+        f"{rows} sequences per update ({shares})",
+    ]
+    return "\n".join(f"stage 1: {line}" for line in lines)
 
 
 def forward_precision(options: Stage1Config, update: int) -> Literal["none", "int8"]:
@@ -110,6 +116,10 @@ def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:
 def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     """The student before the first update, and what of it came from the teacher."""
     config, tokenizer = setup.config, setup.tokenizer
+    if earlier := config.stage1.model_name_or_path:
+        student = configured_student(earlier, config)
+        student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
+        return student, {"nothing": f"it goes on from {earlier}"}
     torch.manual_seed(config.train.seed)
     student = build_student(
         config.model,

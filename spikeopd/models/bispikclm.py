@@ -173,8 +173,9 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
-    observe: called by each block with its index and the spikes of `a` and `h`; what it returns is in `observed`. A map
-    that is only summed up need not be kept, and under gradient checkpointing is recomputed with its block.
+    observe: called by each block with its index, the spikes of `a` and `h` and the residual stream, `stream`; what it
+    returns is in `observed`. A map that is only summed up need not be kept, and under gradient checkpointing is
+    recomputed with its block.
     """
 
     sites: Iterable[str] | None = None
@@ -272,11 +273,16 @@ class SpikeLinear(nn.Linear):
             return products.spike_linear(x, weight, bias, integers, self.coarse_gradients)
         return nn.functional.linear(x, weight, bias)
 
-    def _integers(self, weight: Tensor) -> products.Planes | None:
+    def unit(self) -> Tensor | float | None:
+        """What weights as they act are multiples of: [out] or one for all; None without a grid."""
         if self.config.deploy_precision != "none":
-            return products.planes(weight, self.scale().to(weight.dtype))
+            return self.scale().to(self.weight.dtype)
         bits = self.config.grid_bits
-        return None if bits is None else products.planes(weight, 2.0**-bits)
+        return None if bits is None else 2.0**-bits
+
+    def _integers(self, weight: Tensor) -> products.Planes | None:
+        unit = self.unit()
+        return None if unit is None else products.planes(weight, unit)
 
 
 class BiSpikCLMBlock(GradientCheckpointingLayer):
@@ -288,7 +294,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: BiSpikCLMConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index = config, index
+        self.config, self.index, self.neuron = config, index, neuron_of(config)
         d, ffn, heads = config.hidden_size, config.ffn_dim, config.num_attention_heads
         own, spike_write = config.neurons == "own", config.residual_write == "spike"
         self.q_proj = SpikeLinear(d, d, config)
@@ -338,9 +344,9 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         distance: Tensor | None = None,
         observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` made of `a` and `h`."""
+        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` returned."""
         config = self.config
-        alpha, xi, heads, neuron = config.alpha, config.xi, config.num_attention_heads, neuron_of(config)
+        alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
 
@@ -354,7 +360,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
                 current = current + bias
             if site == "a":
                 current = current * mask
-            spikes = neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
+            spikes = self.neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
             if site == "a":
                 spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:
@@ -382,7 +388,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         x = fire("h", h)
-        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x})
+        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x, "stream": h})
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
@@ -482,11 +488,11 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         current = self.embed_gain * self.embed(input_ids, position_ids) + self.embed_bias
         if self.config.deploy_precision == "none":
             return current
-        exact = grid.embedding_current(
-            input_ids, position_ids + POSITION_OFFSET, self.embed_tokens.weight, self.embed_positions.weight,
-            self.embed_gain, self.embed_bias,
-        )  # fmt: skip
-        return grid.straight(exact, current)
+        return grid.straight(self.embedding_grid()(input_ids, position_ids + POSITION_OFFSET), current)
+
+    def embedding_grid(self) -> grid.EmbeddingGrid:
+        tokens, positions = self.embed_tokens.weight, self.embed_positions.weight
+        return grid.EmbeddingGrid(tokens, positions, self.embed_gain, self.embed_bias)
 
     def read(self, x: Tensor, h: Tensor) -> Tensor:
         """What meets the output table. On the integer grid y / s_y, and the table's side multiplies by e^s."""
@@ -569,11 +575,14 @@ class OutputTable(nn.Linear):
         (base,) = self.base
         if base.config.deploy_precision == "none":
             return super().forward(features)
-        exact = None if self.training else grid.head_logits(features, self.weight, base.logit_scale, self.bias)
+        exact = None if self.training else self.grid()(features)
         if exact is not None and not torch.is_grad_enabled():
             return exact
         smooth = nn.functional.linear(*self.affine(features))
         return smooth if exact is None else grid.straight(exact, smooth.double())
+
+    def grid(self) -> grid.HeadGrid:
+        return grid.HeadGrid(self.weight, self.base[0].logit_scale, self.bias)
 
     def affine(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(x, W, b) with logits = x W^T + b in training: for a loss that makes them a few rows at a time."""

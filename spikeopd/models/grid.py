@@ -114,25 +114,30 @@ def mantissas(values: Tensor) -> tuple[Tensor, int]:
     return (values.detach().double() * 2.0**bits).round().long(), bits
 
 
-def embedding_current(
-    tokens: Tensor, positions: Tensor, table: Tensor, position_table: Tensor, gain: Tensor, bias: Tensor
-) -> Tensor:
-    """`contracts.Embedding.current` of every token, as a multiple of the residual unit. float64 [batch, token, d].
+class EmbeddingGrid:
+    """`contracts.Embedding.current` of tokens, as multiples of the residual unit. What no token changes is made once.
 
     table [vocab, d]; position_table [rows, d] and `positions` count OPT's offset already.
     """
-    units = row_units(table)
-    row_scale, row_bits = mantissas(units)
-    channel_gain, gain_bits = mantissas(gain)
-    shift = row_bits + gain_bits - RESIDUAL_FRACTION_BITS
-    if not 0 <= shift <= 62:
-        raise InputError("student: embed_gain times the token table is outside the integer range of the current")
-    used, where = tokens.unique(return_inverse=True)
-    rows = integer_rows(table[used], units[used]).long() * row_scale[used, None] * channel_gain
-    current = (rows + ((1 << shift) >> 1)) >> shift
-    limit = (1 << 15) - 1
-    place = (gain.detach() * position_table.detach() + bias.detach()).double() / RESIDUAL_UNIT
-    return (current[where] + place.round().clamp(-limit, limit).long()[positions]).double() * RESIDUAL_UNIT
+
+    @torch.no_grad()
+    def __init__(self, table: Tensor, position_table: Tensor, gain: Tensor, bias: Tensor) -> None:
+        self.table, self.units = table, row_units(table)
+        self.row_scale, row_bits = mantissas(self.units)
+        self.gain, gain_bits = mantissas(gain)
+        self.shift = row_bits + gain_bits - RESIDUAL_FRACTION_BITS
+        if not 0 <= self.shift <= 62:
+            raise InputError("student: embed_gain times the token table is outside the integer range of the current")
+        limit = (1 << 15) - 1
+        self.place = ((gain * position_table + bias).double() / RESIDUAL_UNIT).round().clamp(-limit, limit).long()
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """float64 [batch, token, d]."""
+        used, where = tokens.unique(return_inverse=True)
+        rows = integer_rows(self.table[used], self.units[used]).long() * self.row_scale[used, None] * self.gain
+        current = (rows + ((1 << self.shift) >> 1)) >> self.shift
+        return (current[where] + self.place[positions]).double() * RESIDUAL_UNIT
 
 
 def head_scale(norm: nn.LayerNorm) -> float:
@@ -156,8 +161,15 @@ def head_features(h: Tensor, norm: nn.LayerNorm, levels: int = 1) -> Tensor:
     return y.round().clamp(-HEAD_LIMIT, HEAD_LIMIT) / scale
 
 
-@torch.no_grad()
-def head_logits(features: Tensor, table: Tensor, logit_scale: Tensor, bias: Tensor) -> Tensor:
+class HeadGrid:
     """logit_v = (e^s unit_v) sum_i (y_i / s_y) table[v, i] + bias_v; float64, the sum exact."""
-    units = row_units(table)
-    return features.double() @ integer_rows(table, units).T * (math.exp(float(logit_scale)) * units) + bias.double()
+
+    @torch.no_grad()
+    def __init__(self, table: Tensor, logit_scale: Tensor, bias: Tensor) -> None:
+        units = row_units(table)
+        self.rows = integer_rows(table, units)
+        self.scale, self.bias = math.exp(float(logit_scale)) * units, bias.double()
+
+    @torch.no_grad()
+    def __call__(self, features: Tensor) -> Tensor:
+        return features.double() @ self.rows.T * self.scale + self.bias

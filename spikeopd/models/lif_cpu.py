@@ -23,14 +23,14 @@ from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 from spikeopd.jit import can_cache
 
 _CACHE = can_cache(__file__)
-_ENABLED = os.environ.get("SPIKEOPD_LIF", "auto") != "torch"
+ENABLED = os.environ.get("SPIKEOPD_LIF", "auto") != "torch"
 _WORTH_A_THREAD = 1 << 16  # elements: less is done before another thread has woken
 _CHUNK = 2048  # elements a thread works on at a time: five float32 streams of it stay in the first-level cache
 
 
 def usable(current: Tensor, threshold: Tensor) -> bool:
     return (
-        _ENABLED
+        ENABLED
         and current.device.type == "cpu"
         and current.dtype == torch.float32
         and current.dim() >= 2
@@ -65,7 +65,7 @@ def _shape(current: Tensor, threshold: Tensor) -> tuple[int, int, int]:
     return (rows, count, 0) if inner == 1 else (rows * count, inner, count)
 
 
-def _share(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any) -> None:
+def share(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any) -> None:
     """Run a kernel over rows 0 to `rows`, shared out to as many threads as torch uses, so that one setting governs.
 
     Plain threads that sleep while they wait. numba's own pool spins beside torch's: with another busy process on two
@@ -93,13 +93,13 @@ def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | Non
     flat = current.contiguous().view(current.shape[0], rows, length)
     membrane, spikes = torch.empty_like(flat), torch.empty_like(flat)
     if unit is not None:
-        _share(
+        share(
             _integer_rows, rows, current.numel(),
-            flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), unit.reshape(-1).numpy(), repeat,
-            round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS, membrane.numpy(), spikes.numpy(),
+            flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), unit.reshape(-1).double().numpy(),
+            repeat, integer_decay(alpha), membrane.numpy(), spikes.numpy(),
         )  # fmt: skip
         return membrane.view(current.shape), spikes.view(current.shape)
-    _share(
+    share(
         _forward_rows, rows, current.numel(),
         flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), repeat, np.float32(alpha),
         membrane.numpy(), spikes.numpy(),
@@ -107,11 +107,16 @@ def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | Non
     return membrane.view(current.shape), spikes.view(current.shape)
 
 
+def integer_decay(alpha: float) -> float:
+    """alpha as the integer neuron has it."""
+    return round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS
+
+
 def spikes(current: Tensor, threshold: Tensor, alpha: float) -> Tensor:
     """Spikes alone, where nothing will go backward: the membranes are not stored."""
     rows, length, repeat = _shape(current, threshold)
     fired = torch.empty_like(current, memory_format=torch.contiguous_format)
-    _share(
+    share(
         _spikes_rows, rows, current.numel(),
         current.detach().contiguous().view(-1, rows, length).numpy(), threshold.detach().reshape(-1).numpy(), repeat,
         np.float32(alpha), fired.view(-1, rows, length).numpy(),
@@ -130,7 +135,7 @@ def backward(
     partial = torch.empty((rows if learned else 0, length if repeat == 0 else 1))
     flat = threshold.detach().reshape(-1).numpy()
     scale = 1 / flat if scaled else np.ones_like(flat)
-    _share(
+    share(
         _backward_rows, rows, membrane.numel(),
         grad.contiguous().view(steps, rows, length).numpy(), membrane.view(steps, rows, length).numpy(),
         flat, scale, np.float32(scaled), repeat, np.float32(alpha), np.float32(xi / 2),
@@ -175,6 +180,7 @@ def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spik
 def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
     """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it."""
     steps, _, length = current.shape
+    finer = 1 / unit  # a power of two: exact
     rest = np.zeros(min(_CHUNK, length), np.float32)
     zero, one = np.float32(0), np.float32(1)
     low, high = np.float64(MEMBRANE_MIN), np.float64(MEMBRANE_MAX)
@@ -185,20 +191,18 @@ def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane
             for t in range(steps):
                 x, u, s = current[t, row, lo:hi], membrane[t, row, lo:hi], spikes[t, row, lo:hi]
                 if repeat == 0:
-                    v, g = threshold[lo:hi], unit[lo:hi]
+                    v, g, inverse = threshold[lo:hi], unit[lo:hi], finer[lo:hi]
                     for i in range(hi - lo):
-                        wide = np.float64(g[i])
-                        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) / wide
-                        value = np.trunc(np.float64(before[i]) / wide * decay) + drive
-                        u[i] = np.float32(min(max(value, low), high) * wide)
+                        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) * inverse[i]
+                        value = np.trunc(np.float64(before[i]) * inverse[i] * decay) + drive
+                        u[i] = np.float32(min(max(value, low), high) * g[i])
                     for i in range(hi - lo):
                         s[i] = one if u[i] >= v[i] else zero
                 else:
-                    w, wide = threshold[row % repeat], np.float64(unit[row % repeat])
-                    inverse = 1 / wide  # a power of two: exact
+                    w, wide, narrow = threshold[row % repeat], unit[row % repeat], finer[row % repeat]
                     for i in range(hi - lo):
-                        drive = (np.float64(x[i]) - np.float64(w) * fired[i]) * inverse
-                        value = np.trunc(np.float64(before[i]) * inverse * decay) + drive
+                        drive = (np.float64(x[i]) - np.float64(w) * fired[i]) * narrow
+                        value = np.trunc(np.float64(before[i]) * narrow * decay) + drive
                         u[i] = np.float32(min(max(value, low), high) * wide)
                     for i in range(hi - lo):
                         s[i] = one if u[i] >= w else zero

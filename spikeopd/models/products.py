@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _ROWS = 64  # fewer are not worth the conversions
-_FAN_IN = 16  # likewise; and with a single column torch's product is wrong
+FAN_IN = 16  # likewise; and with a single column torch's product is wrong
 
 
 class Planes(NamedTuple):
@@ -25,7 +25,7 @@ class Planes(NamedTuple):
 
 
 @cache
-def _fast() -> bool:
+def fast() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
@@ -34,11 +34,11 @@ def usable(x: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
-        and x.shape[-1] >= _FAN_IN
+        and x.shape[-1] >= FAN_IN
         and x.numel() // x.shape[-1] >= _ROWS
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and _fast()
+        and fast()
     )
 
 

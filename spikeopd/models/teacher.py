@@ -30,13 +30,19 @@ PADDING_ROWS = 1024
 class TeacherOutput:
     """What Stage 1 aligns with. hidden[m] is the output of layer m (0-based), attentions[m] its post-softmax map.
 
-    The last hidden state is the one Hugging Face reports: behind the final LayerNorm, where the teacher has one.
+    The last hidden state is the one Hugging Face reports: behind the final LayerNorm, where the teacher has one; `last`
+    is what enters that norm.
     """
 
     embeddings: Tensor  # [batch, token, d_T]: what enters the first layer
     hidden: tuple[Tensor, ...]
     attentions: tuple[Tensor, ...]  # [batch, head, query, key]
     features: Tensor  # [batch, token, w]: what meets the output table
+    last: Tensor | None = None
+
+    def stream(self, layer: int) -> Tensor:
+        """The residual stream behind a layer, [batch, token, d_T]."""
+        return self.hidden[layer] if self.last is None or layer < len(self.hidden) - 1 else self.last
 
 
 def resolve(name_or_path: str) -> str:
@@ -161,6 +167,13 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
             given = " and ".join(f"{part} {size}" for part, size in sizes.items())
             problems.append(f"model.init=teacher needs blocks of one size, the teacher has {given}")
             mends.append("model.init=random")
+    width = getattr(teacher, "hidden_size", model.hidden_size)
+    if config.stage1.lambda_stream and config.train.stage != "2" and width != model.hidden_size:
+        problems.append(
+            f"stage1.lambda_stream compares residual streams of one width, the teacher's is {width} and the student's "
+            f"{model.hidden_size}"
+        )
+        mends.append("stage1.lambda_stream=0")
     if problems:
         what = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
@@ -177,15 +190,21 @@ def block_sizes(teacher: Any) -> dict[str, int | None] | None:
 
 
 @torch.no_grad()
-def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool) -> TeacherOutput:
-    """One forward pass without the output table, so that the caller can take the logits in chunks."""
+def run_teacher(
+    teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool, maps: bool | None = None
+) -> TeacherOutput:
+    """One forward pass without the output table, so that the caller can take the logits in chunks.
+
+    internals: with the output of every layer; maps: and the attention maps, unless told otherwise
+    """
+    maps = internals if maps is None else maps
     base = teacher.get_decoder()
     with _last_layer_output(base) as last:
-        output = base(input_ids, output_hidden_states=internals, output_attentions=internals, use_cache=False)
+        output = base(input_ids, output_hidden_states=internals, output_attentions=maps, use_cache=False)
     if not internals:
         return TeacherOutput(output.last_hidden_state, (), (), output.last_hidden_state)
-    maps = getattr(output, "attentions", None) or ()
-    if not maps or any(found is None or found.ndim != 4 for found in maps):
+    attentions = tuple(getattr(output, "attentions", None) or ()) if maps else ()
+    if maps and (not attentions or any(found is None or found.ndim != 4 for found in attentions)):
         raise InputError(
             f"teacher: a {teacher.config.model_type} gives no attention map for every layer, which Stage 1 aligns "
             "with; use a teacher with plain attention"
@@ -193,7 +212,7 @@ def run_teacher(teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool)
     hidden = list(output.hidden_states)
     if hidden[-1].shape != hidden[0].shape:
         hidden[-1] = last[0]  # OPT-350M reports its projection to the token table's width instead of the layer
-    return TeacherOutput(hidden[0], tuple(hidden[1:]), tuple(maps), output.last_hidden_state)
+    return TeacherOutput(hidden[0], tuple(hidden[1:]), attentions, output.last_hidden_state, last[0] if last else None)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spikeopd.arguments import add_version
+from spikeopd.arguments import add_version, seeds
 from spikeopd.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
@@ -123,19 +123,6 @@ def _request(arguments: argparse.Namespace) -> Request:
         asked=bool(arguments.seeds),
         only=tuple(arguments.rows),
     )
-
-
-def seeds(words: Sequence[str]) -> tuple[int, ...]:
-    """`0 3-5` is 0, 3, 4, 5."""
-    found: list[int] = []
-    for word in words:
-        low, dash, high = word.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
-            raise ConfigError(f"--seeds {word}: give numbers or rising ranges, for example 0 1 2 or 0-9")
-        found += range(int(low), int(high if dash else low) + 1)
-    if len(set(found)) != len(found):
-        raise ConfigError(f"--seeds {' '.join(words)}: a seed is named twice")
-    return tuple(found)
 
 
 def _entry(entry: dict[str, Any]) -> str:

@@ -277,13 +277,14 @@ def write(
     write_text(folder / "table.csv", table.csv)
     write_text(folder / "table.tex", table.latex)
     write_text(folder / "table.md", table.markdown + "\n")
-    drawn = figures.draw(request.study, rows, values, results, folder)
+    teacher = request.teacher or request.config.teacher.teacher_model_name_or_path
+    drawn = figures.draw(request.study, rows, values, results, folder, teacher)
     whole = {
         "schema_version": 1,
         "study": request.study.name,
         "title": request.study.title,
         "seeds": list(request.seeds),
-        "teacher_of_stage2": request.teacher or request.config.teacher.teacher_model_name_or_path,
+        "teacher_of_stage2": teacher,
         "start": request.start,
         "config": config_to_dict(request.config),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform(), "threads_per_run": 1},

@@ -78,6 +78,15 @@ def test_fused_equals_the_oracle_in_every_form(form: dict) -> None:
     assert any(spikes.any() for spikes in trace.sites[1, "a"])
 
 
+@pytest.mark.parametrize("granularity", ["fused", "graph"])
+@pytest.mark.parametrize("form", [{}, PLUS], ids="+".join)
+def test_four_bits_equal_the_oracle(granularity: str, form: dict) -> None:
+    model = random_model(random_shape(layers=1, **form), seed=8, drive=1.5, precision="int4")
+    assert {abs(int(w)) for w in model.layers[0].w_1.flat} == set(range(8))
+    trace = assert_equal_decoding(model, granularity, 4)
+    assert any(spikes.any() for spikes in trace.sites[0, "a"])
+
+
 @pytest.mark.parametrize("form", FORMS, ids="+".join)
 def test_graph_equals_the_oracle(form: dict) -> None:
     assert_equal_decoding(random_model(random_shape(layers=1, **form), seed=5, drive=1.5), "graph", 4)

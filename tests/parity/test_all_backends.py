@@ -41,9 +41,9 @@ def greedy(decoder, prompt, new):
     return fed, np.stack(logits), counts
 
 
-def check(seed, target, tmp_path):
+def check(seed, target, tmp_path, precision="int8"):
     student = tiny_student(seed)
-    model = lower(student).model
+    model = lower(student, precision).model
     write_bundle(model, tmp_path / "bundle", BundleOptions(target=target))
     loaded = load_bundle(tmp_path / "bundle")
     prompt = torch.randint(4, 1024, (PROMPT,), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -71,22 +71,33 @@ def equal(results, name):
     assert results[name][2] == results["oracle"][2], "counts"
 
 
-@pytest.mark.parametrize(("seed", "target"), [(0, "nir"), (1, "lava"), (2, "nir")])
-def test_torch_bundle_and_event_engine_agree(seed, target, tmp_path):
-    _, _, results, _ = check(seed, target, tmp_path)
+@pytest.mark.parametrize(
+    ("seed", "target", "precision"),
+    [(0, "nir", "int8"), (1, "lava", "int8"), (2, "nir", "int8"), (3, "nir", "int4"), (4, "lava", "int4")],
+)
+def test_torch_bundle_and_event_engine_agree(seed, target, precision, tmp_path):
+    _, _, results, _ = check(seed, target, tmp_path, precision)
     equal(results, "event")
 
 
 @pytest.mark.lava
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_lava_processes_agree_too(seed, tmp_path):
+@pytest.mark.parametrize(
+    ("seed", "target", "precision"),
+    [
+        (0, "nir", "int8"),
+        (3, "lava", "int4"),
+        pytest.param(1, "nir", "int8", marks=pytest.mark.slow),
+        pytest.param(2, "nir", "int8", marks=pytest.mark.slow),
+    ],
+)
+def test_lava_processes_agree_too(seed, target, precision, tmp_path):
     from neuro_sim.lava.compat import lava_available
 
     if not lava_available():
         pytest.skip("lava-nc is not installed; `make install` does it")
     from neuro_sim.lava.decoder import LavaDecoder
 
-    loaded, prompt, results, traces = check(seed, "nir", tmp_path)
+    loaded, prompt, results, traces = check(seed, target, tmp_path, precision)
     traces["lava"] = SpikeTrace()
     with LavaDecoder(loaded, precision="fixed", timeout=120, trace=traces["lava"]) as decoder:
         results["lava"] = greedy(decoder, prompt, NEW)

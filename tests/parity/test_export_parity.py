@@ -21,7 +21,7 @@ from export.quantize import lower
 from export.reference import TorchReference
 from export.verify import run_student, verify_bundle
 from neuro_sim.dense import DenseDecoder
-from spikeopd.contracts import SpikeTrace, first_difference
+from spikeopd.contracts import SpikeTrace, first_difference, weight_limit
 from spikeopd.contracts.bundle import load_bundle
 from spikeopd.errors import CheckFailed
 from spikeopd.models.bispikclm import Recorder
@@ -62,10 +62,12 @@ def test_reference_equals_oracle_on_random_integers(width, drive):
     readout=st.sampled_from(["rate", "residual"]),
     distances=st.integers(0, 6),
     drive=st.sampled_from([0.5, 1.0, 3.0, 300.0]),
+    precision=st.sampled_from(["int8", "int4"]),
     seed=st.integers(0, 99),
 )
-def test_reference_equals_oracle_in_every_form_of_the_block(seed, drive, **options):
-    model = random_model(random_shape(vocab=20, positions=9, **options), seed=seed, drive=drive)
+def test_reference_equals_oracle_in_every_form_of_the_block(seed, drive, precision, **options):
+    shape = random_shape(vocab=20, positions=9, **options)
+    model = random_model(shape, seed=seed, drive=drive, precision=precision)
     ids = tokens(7, vocab=20, seed=seed)
     logits, trace = TorchReference(model).run(ids)
     want_logits, want = oracle(model, ids)
@@ -89,8 +91,9 @@ def test_reference_equals_oracle_where_membranes_saturate():
 
 @pytest.mark.parametrize("options", [BundleOptions(), BundleOptions(target="lava")], ids=["nir", "lava"])
 @pytest.mark.parametrize("width", [None, 8])
-def test_a_bundle_read_back_gives_the_same_spikes(tmp_path, options, width):
-    model = lower(small_student(width=width)).model
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_bundle_read_back_gives_the_same_spikes(tmp_path, options, width, precision):
+    model = lower(small_student(width=width), precision).model
     write_bundle(model, tmp_path / "b", options)
     ids = tokens(10)
     logits, trace = TorchReference(model).run(ids)
@@ -212,9 +215,10 @@ def test_the_threshold_itself_fires_in_every_form():
     assert Runner(graph, DT).run(below).tolist() == [[0.0, 0.0]]
 
 
-def test_a_student_trained_in_integers_is_its_file(tmp_path):
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_student_trained_in_integers_is_its_file(tmp_path, precision):
     """Gradient steps through the integer forward pass, saved, loaded, exported: one function all the way."""
-    student = small_student(deploy_precision="int8", **PLUS_STUDENT).train()
+    student = small_student(deploy_precision=precision, **PLUS_STUDENT).train()
     optimizer = torch.optim.AdamW(student.parameters(), lr=5e-3)
     batch = torch.tensor([tokens(16, seed=seed) for seed in range(8)])
     losses = []
@@ -227,7 +231,8 @@ def test_a_student_trained_in_integers_is_its_file(tmp_path):
     assert losses[-1] < losses[0] - 0.1
     student.save_pretrained(tmp_path / "final")
     student = load_student(tmp_path / "final")
-    lowered = lower(student)
+    lowered = lower(student, precision)
+    assert max(np.abs(layer.w_1).max() for layer in lowered.model.layers) == weight_limit(precision)
     assert all(error.relative == 0 for error in lowered.errors)
     prompts = [tokens(12, seed=seed) for seed in (3, 99)]
     for options in (BundleOptions(), BundleOptions(target="lava")):

@@ -1,7 +1,5 @@
-"""README and docs: every command in them exists with its options, every piece of Python is run or its names are there.
-
-Running all commands takes hours, so they are parsed: each must know every option that a page gives it. Python blocks
-are run by the tests that `RUN_BY` names; elsewhere they are excerpts, compiled, and what they import must exist.
+"""README and docs: every command in them, also in running text, knows the options it is given; Python is Python, and
+what it imports exists. test_docs_run.py runs what stands in blocks.
 """
 
 from __future__ import annotations
@@ -20,34 +18,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "docs" / "results" / "README.md"])
+from tests.doc_blocks import MODULES, PAGES, ROOT, blocks
+
 PACKAGES = ("spikeopd", "export", "neuro_sim", "energy")
-MODULES = {
-    "spikeopd-train": "spikeopd.cli",
-    "spikeopd-eval": "spikeopd.evaluation.cli",
-    "spikeopd-study": "spikeopd.studies.cli",
-    "spikeopd-export": "export.cli",
-    "spikeopd-run-lava": "neuro_sim.cli",
-    "spikeopd-energy": "energy.cli",
-    "spikeopd-serve": "neuro_sim.serve.cli",
-    "spikeopd-bench": "neuro_sim.bench.cli",
-}
-# Pages whose Python is run, and by what.
-RUN_BY = {
-    "api.md": "test_api_docs.py runs them in order",
-    "adding_things.md": "test_adding_things.py runs them",
-    "README.md": "the lines of docs/api.md at full length",
-    "quickstart.md": "the same",
-    "serve.md": "test_serve.py: the same calls of OpenAI's client",
-}
 COMMAND = re.compile(r"(?<![\w/`-])(spikeopd-[a-z]+(?:-lava)?)\b([^\n`|#>;)]*)")
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """(language, text) of every fenced block."""
-    found = re.findall(r"^ *```([\w-]*)[^\n]*\n(.*?)^ *```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return [(language, text.replace("\\\n", " ")) for language, text in found]
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -89,12 +63,10 @@ def test_commands_are_found_at_all() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_python_blocks_are_run_somewhere_and_are_python(page: Path) -> None:
+def test_python_blocks_are_python_and_name_what_there_is(page: Path) -> None:
     for language, text in blocks(page):
         if language == "python":
-            tree = ast.parse(text, str(page))
-            if page.name not in RUN_BY:
-                excerpts(page, tree)
+            excerpts(page, ast.parse(text, str(page)))
 
 
 def excerpts(page: Path, tree: ast.AST) -> None:

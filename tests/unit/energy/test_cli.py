@@ -110,7 +110,7 @@ def test_rates_from_files(tmp_path, capsys) -> None:
     rates.write_text(json.dumps(dict.fromkeys(LAYER_COMPONENTS, 0.25)))
     assert json.loads(report()[1])["summary"][-1]["energy_pj"] == flat
     rates.write_text(json.dumps({"rates": {name: [0.25, 0.25] for name in LAYER_COMPONENTS}}))
-    assert json.loads(report("--prompt", "5")[1])["summary"][-1]["energy_pj"] == pytest.approx(flat)
+    assert json.loads(report("--prompt-length", "5")[1])["summary"][-1]["energy_pj"] == pytest.approx(flat)
     for content, message in {
         json.dumps({name: 0.1 for name in LAYER_COMPONENTS[1:]}): "'qkv' is missing",
         json.dumps(dict.fromkeys(LAYER_COMPONENTS, 0.1) | {"attention": 1}): "unknown component 'attention'",
@@ -155,7 +155,19 @@ MISTAKES = [
         "the context must lie",
     ),
     (
-        ["report", "--config", "opt-125m", "--num-steps", "4", "--rates", "0.1", "--context", "8", "--prompt", "9"],
+        [
+            "report",
+            "--config",
+            "opt-125m",
+            "--num-steps",
+            "4",
+            "--rates",
+            "0.1",
+            "--context",
+            "8",
+            "--prompt-length",
+            "9",
+        ],
         "the prompt must lie",
     ),
     (["report", "--config", "opt-125m", "--rates", "0.1", "--context", "8"], "--num-steps"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from export.bundle_writer import BundleOptions, write_bundle
 from neuro_sim import backends, cli
 from neuro_sim.backends import Backend
 from neuro_sim.dense import DenseDecoder
-from neuro_sim.display import energy
+from neuro_sim.display import energy, status_line
 from spikeopd.contracts import Activity, SpikeModel
 from spikeopd.contracts import bundle as bundle_module
 from spikeopd.contracts.run import read_run
@@ -63,6 +64,18 @@ def test_what_ends_early_or_after_one_token_is_said(folder: Path, capsys: pytest
     assert run(*common, 1000) == 0
     err = capsys.readouterr().err
     assert "prompt 1: " in err and "new tokens filled its context of" in err
+
+
+@pytest.mark.parametrize("width", [120, 80, 40, 5])
+def test_the_status_line_fits_the_terminal(width, monkeypatch):
+    numbers = {
+        "prompt_tokens_per_second": 12345.0, "tokens_per_second": 1234.5, "generated_tokens": 1024.0,
+        "sops_per_token": 123.4e6, "pj_per_token": 123.4e6, "firing_rate": 0.17,
+    }  # fmt: skip
+    monkeypatch.setattr("neuro_sim.display.summary", lambda result: numbers)
+    line = status_line(SimpleNamespace(graded=False), width)
+    assert len(line) < max(width, 14) and "1234.5 tok/s" in line
+    assert ("prompt" in line) == (width == 120) and ("SOPs" in line) == (width >= 80)
 
 
 def test_a_checkpoint_is_told_to_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,3 +51,20 @@ print(type(AutoModelForCausalLM.from_config(config)).__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["BiSpikCLMForCausalLM"], done.stderr[-800:]
+
+
+def test_autoconfig_alone_knows_the_student(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bispikclm", "num_steps": 3}')
+    code = f"""
+import spikeopd
+from transformers import AutoConfig
+print(AutoConfig.from_pretrained({str(tmp_path)!r}).steps)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["3"], done.stderr[-800:]
+
+
+def test_a_card_keeps_the_folders_of_its_maker_to_itself():
+    config = load_config("tiny", {"data.source": "jsonl:/home/me/secret/corpus.jsonl#text"})
+    card = model_card("mine", config, SUMMARY)
+    assert "`jsonl:corpus.jsonl#text`" in card and "secret" not in card

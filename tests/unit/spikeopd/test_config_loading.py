@@ -171,7 +171,7 @@ def test_wrong_values_and_keys(override, message):
     assert problems(overrides=[override]) == [message]
 
 
-NO_STAGE1_WEIGHT = [f"stage1.lambda_{name}=0" for name in ("emb", "attn", "feat", "soft", "hard")]
+NO_STAGE1_WEIGHT = [f"stage1.lambda_{name}=0" for name in ("emb", "attn", "feat", "soft", "hard", "stream")]
 NO_STAGE2_WEIGHT = ["stage2.teacher_coef=0", "stage2.ref_coef=0", "stage2.spike_coef=0"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,11 @@ def test_a_terminal_never_sees_a_control_sequence_and_a_file_sees_what_was_writt
     shown = os.read(reading, 1000).decode().strip()
     os.close(reading)
     assert done.returncode == 0 and shown == SAFE and done.stderr.decode().strip() == SAFE
+    reading, writing = pty.openpty()
+    assert command(r"sys.stdout.write('\x1b[0m')", stdout=writing).returncode == 0
+    os.close(writing)
+    assert os.read(reading, 1000) == b"\x1b[0m", "colours off, which colorama writes at the end, is no text"
+    os.close(reading)
     with open(tmp_path / "file", "wb") as file:
         assert command(f"print({EVIL!r})", stdout=file).returncode == 0
     assert (tmp_path / "file").read_text() == EVIL.replace("\r", "\n") + "\n"  # universal newlines
@@ -124,3 +130,34 @@ def test_long_values_are_cut() -> None:
 def test_what_the_machine_refuses_is_one_line(body: str, line: bytes) -> None:
     done = command(body)
     assert done.returncode == 2 and done.stderr.startswith(line) and done.stderr.count(b"\n") == 1
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_import_is_an_interrupt() -> None:
+    """Libraries in C answer Ctrl-C with an ImportError of their own."""
+    body = "import os, signal\n    try: os.kill(os.getpid(), signal.SIGINT); sys.stdin.read()\n"
+    body += "    except KeyboardInterrupt: pass\n    raise ImportError('multiarray failed to import')"
+    done = command(body)
+    assert (done.returncode, done.stderr) == (130, b"prog: interrupted\n")
+    assert command("raise ImportError('really')").returncode == 1
+
+
+def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nmain = int\n")
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from spikeopd import start\nstart._run('slow')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (-2, b""), "as the shell knows it of any program"
+
+
+def test_every_command_starts_there() -> None:
+    from spikeopd import start
+
+    scripts = re.findall(
+        r'^(spikeopd-[\w-]+) = "([\w.]+):(\w+)"', (Path(__file__).parents[3] / "pyproject.toml").read_text(), re.M
+    )
+    assert len(scripts) == 8
+    for name, module, function in scripts:
+        assert module == "spikeopd.start" and callable(getattr(start, function)), name

@@ -18,7 +18,7 @@ from spikeopd.paths import check_paths
         (["teacher.teacher_model_name_or_path=/no/teacher"], "teacher_model_name_or_path /no/teacher: no such"),
         (
             ["train.stage=2", "stage2.model_name_or_path=./no/student"],
-            "stage2.model_name_or_path ./no/student: no such",
+            "stage2.model_name_or_path ./no/student: no student there",
         ),
     ],
 )
@@ -41,6 +41,13 @@ def test_names_patterns_and_a_folder_in_use(tmp_path):
     [
         "from spikeopd.cli import main; c = main(['--output', 'run', 'data.source=text:/no/such.txt'])",
         "from export.cli import main; c = main(['/no/such', '--output', 'bundle'])",
+        "from spikeopd.cli import main; c = main(['--stage', '2', '--output', 'r', 'stage2.model_name_or_path=no'])",
+        "from spikeopd.cli import main; c = main(['corpus', '--teacher', './no', '--output', 'c'])",
+        "from spikeopd.cli import main; c = main('vocabulary --teacher t --source text:no --output c'.split())",
+        "from spikeopd.cli import main; c = main(['llama2c', 'no.bin', '--output', 'c'])",
+        "from spikeopd.cli import main; c = main(['--suggest', './no'])",
+        "from spikeopd.evaluation.cli import main; c = main(['diagnose', 'no'])",
+        "from spikeopd.evaluation.cli import main; c = main(['perplexity', 'no'])",
     ],
 )
 def test_the_commands_tell_it_without_torch_and_leave_nothing(tmp_path, command):

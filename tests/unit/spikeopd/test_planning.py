@@ -25,7 +25,7 @@ def test_parameters_are_those_of_the_student(recipe):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_activations_are_what_autograd_keeps(monkeypatch, recipe, precision):
     """Bytes of every tensor that one more block saves for the backward pass, but for its weights."""
-    monkeypatch.setattr(products, "_fast", lambda: False)  # as on a GPU
+    monkeypatch.setattr(products, "fast", lambda: False)  # as on a GPU
     rows, length = 3, 40
     config = load_config(recipe, SMALL | {"train.precision": precision})
 

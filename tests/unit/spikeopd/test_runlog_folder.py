@@ -242,3 +242,25 @@ def test_missing_tensorboard_names_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(BackendMissing, match="train.tensorboard needs TensorBoard: pip install tensorboard"):
         RunLog(tmp_path, tensorboard=True)
+
+
+def test_a_refused_run_does_not_stand_in_the_way_of_its_correction(tmp_path):
+    for new in (tmp_path / "new", tmp_path):
+        with pytest.raises(InputError, match="too wide"), RunLog(new, quiet=True) as log:
+            log.hold()
+            log.start("a: 1", {})
+            raise InputError("the student is too wide")
+        assert not (new / "config.yaml").exists()
+    assert not list(tmp_path.iterdir()), "not even an empty folder"
+    with pytest.raises(InputError), RunLog(tmp_path, quiet=True) as log:
+        log.start("a: 1", {})
+        log.metrics("stage1", 1, {"loss": 1.0})
+        raise InputError("the disk is gone")
+    assert (tmp_path / "config.yaml").exists(), "what has begun can be resumed"
+
+
+def test_numbers_beside_the_bar_leave_it_its_room():
+    words = ["loss 2.098", "opd 2.046", "adj 0.1518", "dist4 0.9875"]
+    assert runlog._fitting(words, 24) == "loss 2.098, opd 2.046"
+    assert runlog._fitting(words, 200) == ", ".join(words) and runlog._fitting(words, 3) == "loss 2.098"
+    assert runlog._fitting([], 24) == ""

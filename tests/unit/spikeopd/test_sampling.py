@@ -79,7 +79,18 @@ def test_a_bundle_says_the_same_in_command_evaluation_and_python(tmp_path, capsy
     write_bundle(lower(small_student(vocab=1024), "int8").model, tmp_path / "bundle", options)
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"The {n} following functions are defined." for n in range(40)))
-    words = ["--prompts", "3", "--prompt-length", "9", "--length", "8", "--samples", "3", "--temperature", "0.9"]
+    words = [
+        "--num-prompts",
+        "3",
+        "--prompt-length",
+        "9",
+        "--max-new-tokens",
+        "8",
+        "--samples",
+        "3",
+        "--temperature",
+        "0.9",
+    ]
     where = ["--source", f"text:{text}", "--split", "all", "--seed", "4", "--json", "--quiet"]
     assert evaluate(["rollouts", str(tmp_path / "bundle"), *words, *where, "--output", str(tmp_path / "eval")]) == 0
     samples = json.loads(capsys.readouterr().out)["samples"]

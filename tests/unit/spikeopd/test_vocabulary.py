@@ -139,6 +139,19 @@ def test_the_cut_teacher_says_what_the_old_one_says(family, tmp_path, capsys):
     assert [kept[number] for number in small] == ids
     logits = old(torch.tensor([ids])).logits[..., kept]
     assert torch.equal(new(torch.tensor([small])).logits, logits)
+    # Another text, the same tokens: what a student that goes on from the cut one's bundle needs.
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "".join(json.dumps({"text": f"An entirely different thing, number {n}."}) + "\n" for n in range(40))
+    )
+    like = ["vocabulary", "--teacher", str(tmp_path / "teacher"), "--source", f"jsonl:{other}"]
+    assert main([*like, "--output", str(tmp_path / "again"), "--like", str(tmp_path / "cut"), "--json"]) == 0
+    again = load_teacher(str(tmp_path / "again"), attentions=False)
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), new.state_dict().values(), strict=True))
+    assert load_tokenizer(tmp_path / "again").fingerprint == after.fingerprint
+    capsys.readouterr()
+    assert main([*like, "--output", str(tmp_path / "wrong"), "--like", "stories"]) == 2
+    assert "stories was not cut from the tokenizer of" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (SHARED / "teachers" / "stories15M").is_dir(), reason="no stories15M beside the checkout")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import PLUS, random_model, random_shape
 
+from export.bundle_writer import BundleOptions, write_bundle
 from export.loihi.map import resource_map
 from export.loihi.placement import SOURCES, Limits, cache_bytes, groups_of, place
 from export.loihi.rules import RULES, Design, check_all, residual_reach
@@ -28,6 +29,18 @@ def test_a_placement_by_hand():
     assert x.out_axons == 16 * 2  # to f's core and to its own h
     assert cores["embed"].out_axons == 16 * 4  # q, k, v and x
     assert cores["layer0.h"].out_axons == 0
+
+
+def test_weights_of_four_bits_take_half_the_room_and_break_no_rule(tmp_path):
+    shape = random_shape(heads=2, head_dim=64, layers=1, ffn=2048)
+    models = {precision: random_model(shape, precision=precision) for precision in ("int8", "int4")}
+    write_bundle(models["int4"], tmp_path / "b", BundleOptions(target="lava"))
+    wide, narrow = resource_map(models["int8"], 16), resource_map(tmp_path / "b", 16)
+    assert narrow.violations == []
+    for site, row in wide.report["sites"].items():
+        half = 2 if site in "qkvofy" else 1  # what a projection drives; the rest holds no weights
+        assert row["synapse_bits"] == half * narrow.report["sites"][site]["synapse_bits"], site
+    assert narrow.report["sites"]["f"]["cores"] < wide.report["sites"]["f"]["cores"]
 
 
 def test_keys_and_values_take_one_bit_per_channel_and_step():

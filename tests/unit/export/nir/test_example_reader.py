@@ -39,9 +39,10 @@ def test_it_needs_nothing_else():
     assert names == {"json", "pathlib", "sys", "nir", "numpy"}
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_logit_is_the_engines(example, form, tmp_path):
-    model = lower(small_student(**FORMS[form]), "int8").model
+def test_every_logit_is_the_engines(example, form, precision, tmp_path):
+    model = lower(small_student(**FORMS[form]), precision).model
     write_bundle(model, tmp_path / "b")
     reader, engine = example.Reader(str(tmp_path / "b" / "model.nir")), EventDecoder(model)
     for token in tokens(6, seed=3):

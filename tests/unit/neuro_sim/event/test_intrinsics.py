@@ -17,7 +17,7 @@ def test_scaled_rows(paired: bool) -> None:
 
     @njit
     def product(weights: int, stride: int, rows: int, factors: int, columns: int, sums: int, wide: int) -> None:
-        scale_rows(weights, stride, rows, factors, columns, sums)
+        scale_rows(weights, stride, rows, factors, columns, sums, weights, rows)
         move_sums(sums, wide, columns)
 
     rng = np.random.default_rng(0)

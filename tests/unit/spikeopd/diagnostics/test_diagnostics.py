@@ -69,6 +69,10 @@ def test_gaps_by_hand():
     assert values["mean_kappa_self"] == 3.0 and values["last_prefix_gap"] == 3.0
     still = Paired(*(np.zeros_like(getattr(paired, name)) for name in paired.__dataclass_fields__))
     assert dynamics.spike_improvement(paired, still).tolist() == pytest.approx([0.05, 0.175])
+    both = (paired.kappa_self - paired.kappa_corp)[:, 0]
+    assert values["standard_errors"]["prefix_gap"][0] == pytest.approx(abs(both[0] - both[1]) / 2), "two prompts"
+    compared = report.compare({"first": paired, "still": still})
+    assert compared["first"]["standard_errors"]["spike_improvement"] == [0.0, 0.0], "against itself"
     text = report.table(report.compare({"Offline-only": paired, "SpikeOPD": still}))
     assert "0.1750" not in text and "1125.0000" in text and "2.67" in text  # mean drift 0.1125, times 1e4
 
@@ -135,8 +139,8 @@ def test_diagnose_command(world, tmp_path, capsys, monkeypatch):
     (tmp_path / "text.txt").write_text("The bank pairs prefixes of one prompt. " * 40)
     words = ["diagnose", str(tmp_path / "offline"), f"SpikeOPD={tmp_path / 'adapted'}", "--teacher",
              str(tmp_path / "teacher"), "--bank", str(tmp_path / "bank.npz"), "--split", "all", "--source",
-             f"text:{tmp_path / 'text.txt'}", "--prompts", "3", "--prompt-length", "8", "--length", "5", "--quiet",
-             "--json", "--output", str(tmp_path / "out"), "--figures"]  # fmt: skip
+             f"text:{tmp_path / 'text.txt'}", "--num-prompts", "3", "--prompt-length", "8", "--max-new-tokens", "5",
+             "--quiet", "--json", "--output", str(tmp_path / "out"), "--figures"]  # fmt: skip
     monkeypatch.setenv("SPIKEOPD_CACHE", str(tmp_path / "cache"))
     assert cli.main(words) == 0
     first = json.loads(capsys.readouterr().out)

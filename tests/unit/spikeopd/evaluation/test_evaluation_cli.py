@@ -45,7 +45,7 @@ def test_zeroshot_over_seeds_in_json(checkpoint, tmp_path, capsys, no_network):
         (tmp_path / f"run-{seed}").mkdir()
         (tmp_path / f"run-{seed}" / "final").symlink_to(checkpoint)
     code, out, err = run(
-        capsys, "zeroshot", tmp_path / "run-{seed}", "--seeds", "0", "1", "--benchmarks", data,
+        capsys, "zeroshot", tmp_path / "run-{seed}", "--seeds", "0-1", "--benchmarks", data,
         "--tasks", "piqa,hellaswag", "--json", "--output", tmp_path / "out", "--batch-size", "4",
     )  # fmt: skip
     assert code == 0
@@ -193,8 +193,8 @@ def test_rollouts_do_not_depend_on_the_batch(checkpoint, text, tmp_path, capsys)
     results = []
     for size in ("1", "3"):
         code, out, _ = run(
-            capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--prompts", "4",
-            "--prompt-length", "20", "--length", "8", "--seed", "5", "--samples", "4", "--batch-size", size,
+            capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--num-prompts", "4",
+            "--prompt-length", "20", "--max-new-tokens", "8", "--seed", "5", "--samples", "4", "--batch-size", size,
             "--json", "--output", tmp_path,
         )  # fmt: skip
         assert code == 0
@@ -210,10 +210,12 @@ def test_rollouts_do_not_depend_on_the_batch(checkpoint, text, tmp_path, capsys)
 
 
 def test_rollouts_table_and_limits(checkpoint, text, tmp_path, capsys):
-    words = ("rollouts", checkpoint, "--source", text, "--split", "all", "--output", tmp_path, "--prompts", "2")
-    code, out, _ = run(capsys, *words, "--prompt-length", "16", "--length", "4", "--temperature", "0", "--samples", "1")
+    words = ("rollouts", checkpoint, "--source", text, "--split", "all", "--output", tmp_path, "--num-prompts", "2")
+    code, out, _ = run(
+        capsys, *words, "--prompt-length", "16", "--max-new-tokens", "4", "--temperature", "0", "--samples", "1"
+    )
     assert code == 0 and "Dist.-4 %" in out and "paper: Vanilla OPD 0.125B" in out and "1. …" in out
-    code, _, err = run(capsys, *words, "--length", "128")
+    code, _, err = run(capsys, *words, "--max-new-tokens", "128")
     assert code == 2 and "must hold a prompt too" in err
     code, _, err = run(capsys, *words, "--prompt-length", "120")
     assert code == 2 and "to leave room for 32" in err
@@ -233,13 +235,13 @@ def test_rollouts_table_and_limits(checkpoint, text, tmp_path, capsys):
 )
 def test_rollout_settings_out_of_range(words, expected, checkpoint, text, tmp_path, capsys):
     code, out, err = run(capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--output", tmp_path,
-                         "--prompts", "2", "--prompt-length", "16", "--length", "4", *words)  # fmt: skip
+                         "--num-prompts", "2", "--prompt-length", "16", "--max-new-tokens", "4", *words)  # fmt: skip
     assert code == 2 and out == "" and expected in err and err.count("\n") == 1
 
 
 def test_the_largest_seed_can_be_used(checkpoint, text, tmp_path, capsys):
     code, _, _ = run(capsys, "rollouts", checkpoint, "--source", text, "--split", "all", "--output", tmp_path,
-                     "--prompts", "1", "--prompt-length", "16", "--length", "2", "--seed", 2**63 - 1)  # fmt: skip
+                     "--num-prompts", 1, "--prompt-length", 16, "--max-new-tokens", 2, "--seed", 2**63 - 1)  # fmt: skip
     assert code == 0
 
 
@@ -297,5 +299,12 @@ def test_old_spellings_are_accepted_with_a_hint(checkpoint, tmp_path, capsys):
     assert found[0]["runs"] == found[1]["runs"] and found[0]["runs"][0]["dtype"] == "bfloat16"
     with pytest.raises(SystemExit):
         main(["rollouts", "tiny", "--precision", "int4"])
+
+
+def test_lengths_and_counts_have_the_names_of_the_other_commands(capsys):
+    new = build_parser().parse_args(["rollouts", "tiny", "--num-prompts", "3", "--max-new-tokens", "5"])
+    assert capsys.readouterr().err == ""
+    old = build_parser().parse_args(["rollouts", "tiny", "--prompts", "3", "--length", "5"])
+    assert vars(old) == vars(new) and capsys.readouterr().err.count(" is now ") == 2
     assert "invalid choice: 'int4' (choose from fp32, bf16, fp16)" in capsys.readouterr().err
     assert "--dtype" not in build_parser().format_help()

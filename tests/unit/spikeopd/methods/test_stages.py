@@ -44,8 +44,12 @@ def test_stage1_branches_equal_an_independent_calculation():
     lower = torch.ones(16, 16).tril().bool()
     embedding = (objective.alignment.embedding(rate[-1, "embed"]) - teacher.hidden_states[0]).square().mean()
     assert means["EA"] == pytest.approx(embedding.item(), rel=1e-4)
-    saa_rate, saa_cont, sfa_rate, sfa_cont = [], [], [], []
-    for layer in range(2):
+    saa_rate, saa_cont, sfa_rate, sfa_cont, rsa = [], [], [], [], []
+    streams = layer_outputs(student.model.layers, 1, student, ids)
+    for layer, stream in enumerate(layer_outputs(setup.teacher.model.decoder.layers, 0, setup.teacher, ids)):
+        normal = [(x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+                  for x in (streams[layer].mean(0), stream)]  # fmt: skip
+        rsa.append((normal[0] - normal[1]).square().mean())
         a, a_t = rate[layer, "a"][..., lower], teacher.attentions[layer][..., lower]
         saa_cont.append((a - a_t).square().mean())
         # The neuron of the student's own module: its learned threshold, in the unit of a map in [0, 1].
@@ -62,6 +66,7 @@ def test_stage1_branches_equal_an_independent_calculation():
         ("SAA_cont", saa_cont),
         ("SFA_rate", sfa_rate),
         ("SFA_cont", sfa_cont),
+        ("RSA", rsa),
     ):
         assert means[name] == pytest.approx(sum(values).item() / 2, rel=1e-4), name
     q, p = (logits[:, :-1] / 2).log_softmax(-1), (teacher.logits[:, :-1] / 2).log_softmax(-1)
@@ -70,10 +75,24 @@ def test_stage1_branches_equal_an_independent_calculation():
     assert means["HTA"] == pytest.approx(hard.item(), rel=1e-5)
 
 
+def layer_outputs(layers, place, model, ids):
+    """What each layer returns at `place` of its tuple, whatever a norm behind it makes of that."""
+    found = []
+    hooks = [
+        layer.register_forward_hook(lambda _, __, out: found.append(out[place] if isinstance(out, tuple) else out))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 def test_stage1_weights_are_the_papers():
     weights = dict(zip(BRANCHES, branch_weights(load_config("tiny-paper").stage1).tolist(), strict=True))
     assert weights == {"EA": 0.2, "SAA_rate": 0.05, "SAA_cont": 0.05, "SFA_rate": 0.05, "SFA_cont": 0.05,
-                       "STA": 0.3, "HTA": 0.3}  # fmt: skip
+                       "RSA": 0.0, "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
 
 @pytest.mark.parametrize("deploy", [0, 1])
@@ -90,7 +109,13 @@ def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "weights", [[1.0] * 7, [0.0, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 2.0, 1.0, 0.3]]
+    "weights",
+    [
+        [1.0] * 8,
+        [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 0.3],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0],
+    ],
 )
 def test_stage1_checkpointing_changes_no_gradient_and_every_parameter_has_one(weights):
     """SAA and SFA are made inside the block, so they are recomputed with it; a branch without a weight leaves zeros."""
@@ -292,8 +317,8 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tmp_path, mon
 
     calls = []
 
-    def poisoned(teacher, ids, internals):
-        output = original(teacher, ids, internals=internals)
+    def poisoned(teacher, ids, **asked):
+        output = original(teacher, ids, **asked)
         calls.append(1)
         if len(calls) == 3:
             output.embeddings.fill_(float("nan"))

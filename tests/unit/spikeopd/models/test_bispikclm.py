@@ -286,6 +286,34 @@ def test_gradient_checkpointing_gives_the_same_gradient(block, ids):
     assert torch.allclose(*gradients, atol=1e-7) and gradients[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deploy", ["none", "int8"])
+def test_a_block_compiles_whole_to_the_same_spikes_and_gradients(block, deploy, backend, ids, tmp_path, monkeypatch):
+    """fullgraph: a break in the graph would raise."""
+    if deploy != "none" and block["readout"] != "residual":
+        pytest.skip("the paper's readout has no integer form")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    student = make_student(**block, deploy_precision=deploy).train()
+    layer, seen = student.model.layers[1], []
+    hook = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    student(ids)
+    hook.remove()
+    x, h, *others = seen[0]
+    torch.compiler.reset()
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend=backend)):
+        student.zero_grad()
+        source = h.detach().clone().requires_grad_()
+        spikes, after, *_ = function(x.detach(), source, *others)
+        (spikes.sum() + after.square().sum()).backward()
+        slopes = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+        results.append(([spikes.detach(), after.detach()], [source.grad, *slopes]))
+    (found, gradients), (compiled, others) = results
+    assert all(map(torch.equal, found, compiled)) and len(gradients) == len(others) > 10
+    for a, b in zip(gradients, others, strict=True):
+        assert (a - b).norm() <= 1e-5 * a.norm()
+
+
 def test_snapped_weights_follow_their_parameter():
     layer = SpikeLinear(4, 4, BiSpikCLMConfig(grid_bits=14))
     x = torch.eye(4)

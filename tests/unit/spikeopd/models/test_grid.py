@@ -64,13 +64,13 @@ def test_the_neuron_is_the_integer_one(steps, threshold, exponent, alpha, compil
     expected = integer_neuron(steps, threshold, round(4096 * alpha))
     current = (torch.tensor(steps, dtype=torch.float64) * unit).float().view(6, 1, 1, 1, 1).expand(6, 1, 2, 3, 5)
     thresholds, units = torch.full(shape, threshold * unit), torch.full(shape, unit)
-    enabled, lif_cpu._ENABLED = lif_cpu._ENABLED, compiled
+    enabled, lif_cpu.ENABLED = lif_cpu.ENABLED, compiled
     try:
         fired = [lif(current, thresholds, alpha, unit=units)]
         with torch.no_grad():
             fired.append(lif(current, thresholds, alpha, unit=units))
     finally:
-        lif_cpu._ENABLED = enabled
+        lif_cpu.ENABLED = enabled
     membrane = lif_membrane(current, thresholds, alpha, units)
     for spikes in fired:
         assert (spikes.flatten(1) == torch.tensor([s for _, s in expected])[:, None]).all()
@@ -82,7 +82,7 @@ def test_both_paths_give_the_same_gradient(monkeypatch):
     current = torch.round(torch.randn(4, 3, 5, 16, generator=generator) * 1000) * 2**-10
     results = []
     for enabled in (True, False):
-        monkeypatch.setattr(lif_cpu, "_ENABLED", enabled)
+        monkeypatch.setattr(lif_cpu, "ENABLED", enabled)
         c, v = current.clone().requires_grad_(), torch.full((16,), 0.75, requires_grad=True)
         spikes = lif(c, v, scaled=True, unit=torch.tensor([2.0**-10]))
         (spikes * current.cos()).sum().backward()

@@ -73,7 +73,7 @@ def test_compiled_path_gives_the_same_spikes_and_gradients(shape, scaled, monkey
     assert lif_cpu.usable(current, threshold)
     results = []
     for enabled in (True, False):
-        monkeypatch.setattr(lif_cpu, "_ENABLED", enabled)
+        monkeypatch.setattr(lif_cpu, "ENABLED", enabled)
         c, v = current.clone().requires_grad_(), threshold.clone().requires_grad_()
         spikes = lif(c, v, scaled=scaled)
         (spikes * current.cos()).sum().backward()

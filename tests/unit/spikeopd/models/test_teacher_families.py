@@ -111,10 +111,11 @@ def test_every_problem_at_once_with_the_overrides_that_mend_it(tmp_path):
     with pytest.raises(InputError) as caught:
         check_fit(config, load_teacher_config(str(folder)), 1030)
     message = str(caught.value)
-    assert message.count("\n  - ") == 5, message
+    assert message.count("\n  - ") == 6, message
     mends = message.rpartition("add: ")[2].split()
     assert {mend.partition("=")[0] for mend in mends} == {
         "data.tokenizer", "model.vocab_size", "data.sequence_length", "stage2.prompt_length", "model.init",
+        "stage1.lambda_stream",
     }  # fmt: skip
     mended = load_config("tiny", [*overrides, *mends])
     check_fit(mended, load_teacher_config(str(folder)), load_tokenizer(mended.data.tokenizer).vocab_size)

@@ -407,6 +407,46 @@ def test_figures_are_drawn_twice_alike(tmp_path):
     assert all(path.stat().st_size > 1000 for path in figures.collapse(rows, runs_of_rows, tmp_path / "c"))
 
 
+def drawn(monkeypatch, draw):
+    """The figure that a function of `figures` would save."""
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: kept.append(figure) or [])
+    draw()
+    return kept[0]
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(match=lambda artist: hasattr(artist, "get_text"))]
+
+
+def test_the_figure_of_points_fits_a_page_and_shows_its_noise(tmp_path, monkeypatch):
+    columns = tuple(Column(f"c{index}", f"column {index}", 1) for index in range(7))
+    study = replace(STUDIES["controlled"], columns=columns)
+    rows = [Row("first", paper={"c0": 34.7}), Row("second", paper={"c0": "35 ± 1"})]
+    measured = [{c.key: {"mean": 100 + m, "sd": sd, "n": 3} for c in columns} for m, sd in ((0.0, 3.0), (0.1, 4.0))]
+    figure = drawn(monkeypatch, lambda: figures.draw(study, rows, measured, [[], []], tmp_path, "tiny-rule"))
+    assert figure.get_figwidth() <= 10.5 and len(figure.axes) == 8, "rows of four panels, none with a second axis"
+    said = words(figure)
+    assert {"34.7", "35 ± 1", "paper"} <= set(said), "the paper's values are numbers, not points"
+    assert any("constructed teacher tiny-rule" in text and "noise over seeds" in text for text in said)
+    noise = figures.pooled([row["c0"] for row in measured])
+    assert noise == pytest.approx(12.5**0.5)
+    low, high = figure.axes[0].get_xlim()
+    assert high - low > 6 * noise, "a difference far below the noise does not fill the panel"
+    alone = [{c.key: {"mean": 5.0, "sd": None, "n": 1} for c in columns}] * 2
+    figure = drawn(monkeypatch, lambda: figures.points(study, rows, alone, tmp_path))
+    assert any("one seed: differences may be noise" in text for text in words(figure))
+
+
+def test_onsets_lie_on_the_limits(tmp_path, monkeypatch):
+    trace = {"update": [1, 2, 3], "adj": [0.0, 0.4, 0.4], "dist4": [1.0, 0.6, 0.6]}
+    figure = drawn(
+        monkeypatch, lambda: figures.collapse([Row("one")], [[{"trace": trace, "onset": 2}]], tmp_path, "teacher x")
+    )
+    marks = [line.get_xydata().tolist() for axis in figure.axes for line in axis.lines if line.get_marker() == "v"]
+    assert marks == [[[2.0, 0.10]], [[2.0, 0.05]]]
+
+
 # --- definitions and command -----------------------------------------------------------------------------------------
 
 
