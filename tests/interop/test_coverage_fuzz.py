@@ -1,4 +1,4 @@
-"""atheris against the parsers of plain data, in an environment of its own. SPIKEOPD_ATHERIS_RUNS sets the executions."""
+"""atheris against the parsers of plain data, in an environment of its own; SPIKEOPD_ATHERIS_RUNS: how many times."""
 
 from __future__ import annotations
 
