@@ -2,7 +2,7 @@
 
 python examples/nir_reader.py BUNDLE "2 40 77" [NEW_TOKENS]      the prompt as token numbers, the begin token first
 
-Reads the default export (profile `cell`, neuron `exact`, int8 or int4) and prints the greedy tokens of every engine here.
+Reads the default export (profile `cell`, neuron `exact`, int8 or int4); prints the greedy tokens of every engine here.
 """
 
 import json

@@ -6,21 +6,22 @@ one, the student registers itself there. Nothing heavy is imported for those who
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # every command begins with this module: it imports next to nothing
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 # The table of configurations, which AutoConfig loads alone, and of models. When the first is loaded on the way to the
 # second, the student cannot be built yet, and is registered after the second.
 TABLES = {"transformers.models.auto.configuration_auto", "transformers.models.auto.modeling_auto"}
 
 
-class _Registering(Loader):
+class _Registering:
     """A module's own loader, and the registration after it."""
 
     def __init__(self, loader: Loader) -> None:
@@ -34,7 +35,7 @@ class _Registering(Loader):
         register_student()
 
 
-class _Watch(MetaPathFinder):
+class _Watch:
     """Finds nothing itself; asks the others for the tables, once each."""
 
     def __init__(self, tables: set[str]) -> None:
@@ -46,9 +47,11 @@ class _Watch(MetaPathFinder):
         if fullname not in self.tables:
             return None
         self.tables.remove(fullname)
+        from importlib.util import find_spec
+
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Registering(spec.loader)
+            spec.loader = _Registering(spec.loader)  # type: ignore[assignment]  # what import asks of a loader
         return spec
 
 
@@ -62,5 +65,7 @@ def watch() -> None:
 
 
 def register_student() -> None:
+    import contextlib
+
     with contextlib.suppress(ImportError):  # transformers without torch has no models, and then nobody misses it
         import_module("spikeopd.models.bispikclm")  # registers itself

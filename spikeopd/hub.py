@@ -18,7 +18,7 @@ def check_hub(repo: str) -> None:
     """Refuse, before any work, a name the hub would not take, a hub that does not answer, and nobody logged in."""
     with _told(repo):
         from huggingface_hub import HfApi
-        from huggingface_hub.utils import validate_repo_id
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not listed
 
         validate_repo_id(repo)
         if repo.count("/") != 1:
@@ -51,7 +51,7 @@ def push_to_hub(student: str | Path, repo: str, *, private: bool = False) -> str
 def _told(repo: str) -> Iterator[None]:
     """What the hub and its library refuse, as one line."""
     try:
-        from huggingface_hub.errors import HTTPError  # of the HTTP library it uses
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP library it uses
     except ImportError as error:
         raise BackendMissing(f"--push-to-hub needs huggingface_hub ({error}): {install_command('train')}") from error
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from neuro_sim.event import intrinsics as vector
+from neuro_sim.event import row_intrinsics as by_row
 from neuro_sim.event.constants import (
     EXACT_FLOAT,
     FETCHING_LANES,
@@ -79,25 +80,25 @@ def scaled_rows(
     i, used = 0, 0
     while largest < INT16_LIMIT and i + 4 <= count:
         if used + 4 > safe:
-            vector.move_pairs(sums, wide, columns)
+            by_row.move_pairs(sums, wide, columns)
             used = 0
         row = rows + 4 * i
-        vector.pair_rows_4(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
+        by_row.pair_rows_4(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
         i, used = i + 4, used + 4
-    vector.move_pairs(sums, wide, columns)
+    by_row.move_pairs(sums, wide, columns)
     used = 0
     while i < count:
         if used + 4 > safe:
-            vector.move_sums(sums, wide, columns)
+            by_row.move_sums(sums, wide, columns)
             used = 0
         row = rows + 4 * i
         if i + 4 <= count:
-            vector.scale_rows_4(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
+            by_row.scale_rows_4(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
             i, used = i + 4, used + 4
         else:
-            vector.scale_rows_1(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
+            by_row.scale_rows_1(weights, stride, row, factors + 4 * i, columns, sums, later, row + skip)
             i, used = i + 1, used + 1
-    vector.move_sums(sums, wide, columns)
+    by_row.move_sums(sums, wide, columns)
 
 
 @compiled
@@ -110,7 +111,7 @@ def summed_rows(plan: Any, counts: int, column: int, columns: int, wide: int) ->
     vector.clear(wide, 8 * columns)
     for i in range(plan.hidden):
         row = plan.head_rows + plan.head_width_pad * i + column
-        vector.add_scaled(row, read_int64(counts + 8 * i), columns, wide)
+        by_row.add_scaled(row, read_int64(counts + 8 * i), columns, wide)
 
 
 @compiled
@@ -172,15 +173,15 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
                 scaled_rows(
                     plan.head_rows + column, plan.head_width_pad, columns, work.rows + 4 * work.list_size * lane,
                     work.factors + 4 * work.list_size * lane, read_int64(work.head_active + 8 * lane), sums, wide,
-                    columns if 1 < lanes and lane < FETCHING_LANES else 0,
+                    columns if lanes > 1 and lane < FETCHING_LANES else 0,
                 )  # fmt: skip
-            vector.centre(wide, plan.head_sums + 8 * column, norm, columns, wide)
+            by_row.centre(wide, plan.head_sums + 8 * column, norm, columns, wide)
             if plan.two_products:
                 out = work.narrow + 8 * (plan.head_width_pad * lane + column)
-                vector.affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
+                by_row.affine(wide, plan.out_scale + 8 * column, plan.out_bias + 8 * column, columns, out)
             else:
                 out = given.logits + 8 * (plan.vocab_pad * row + column)
-                vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
+                by_row.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
     if not plan.two_products:
         return
     meet(work, threads)
@@ -204,8 +205,8 @@ def run_head(plan: Any, work: Any, given: Any, thread: int, threads: int) -> Non
             scaled_rows(
                 plan.table + column, plan.vocab_pad, columns, work.rows + 4 * work.list_size * lane,
                 work.factors + 4 * work.list_size * lane, plan.head_width, sums, wide,
-                columns if 1 < lanes and lane < FETCHING_LANES else 0,
+                columns if lanes > 1 and lane < FETCHING_LANES else 0,
             )  # fmt: skip
-            vector.to_float(wide, columns)
+            by_row.to_float(wide, columns)
             out = given.logits + 8 * (plan.vocab_pad * row + column)
-            vector.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)
+            by_row.affine(wide, plan.row_scale + 8 * column, plan.bias + 8 * column, columns, out)

@@ -17,13 +17,14 @@ from __future__ import annotations
 from typing import Any
 
 from neuro_sim.event import intrinsics as vector
+from neuro_sim.event import row_intrinsics as by_row
 from neuro_sim.event.constants import (
+    FETCHING_LANES,
     FROM_F,
     FROM_INPUT,
     FROM_O,
     FROM_R,
     FROM_X,
-    FETCHING_LANES,
     HEAD_COLUMNS,
     LANES,
     LINE,
@@ -169,29 +170,29 @@ def make_lists(plan: Any, work: Any, lanes: int, layer: int, driver: int, thread
 def add_pairs(weights: int, stride: int, columns: int, row: int, last: int, pattern: int, sums: int) -> None:
     """Rows of 4-bit weights, listed from `row` to `last`, for the steps of one pattern."""
     while row + 32 <= last:
-        vector.add_pairs_8(weights, stride, row, columns, pattern, sums)
+        by_row.add_pairs_8(weights, stride, row, columns, pattern, sums)
         row += 32
     if row + 16 <= last:
-        vector.add_pairs_4(weights, stride, row, columns, pattern, sums)
+        by_row.add_pairs_4(weights, stride, row, columns, pattern, sums)
         row += 16
     if row + 8 <= last:
-        vector.add_pairs_2(weights, stride, row, columns, pattern, sums)
+        by_row.add_pairs_2(weights, stride, row, columns, pattern, sums)
         row += 8
     if row < last:
-        vector.add_pairs_1(weights, stride, row, columns, pattern, sums)
+        by_row.add_pairs_1(weights, stride, row, columns, pattern, sums)
 
 
 @compiled
 def add_rows(weights: int, stride: int, columns: int, row: int, last: int, pattern: int, sums: int) -> None:
     """Rows of 8-bit weights, listed from `row` to `last`, for the steps of one pattern."""
     while row + 16 <= last:
-        vector.add_rows_4(weights, stride, row, columns, pattern, sums)
+        by_row.add_rows_4(weights, stride, row, columns, pattern, sums)
         row += 16
     if row + 8 <= last:
-        vector.add_rows_2(weights, stride, row, columns, pattern, sums)
+        by_row.add_rows_2(weights, stride, row, columns, pattern, sums)
         row += 8
     if row < last:
-        vector.add_rows_1(weights, stride, row, columns, pattern, sums)
+        by_row.add_rows_1(weights, stride, row, columns, pattern, sums)
 
 
 @compiled
@@ -207,9 +208,9 @@ def accumulate(
     vector.clear(currents, 4 * steps * columns)
     if cached:
         if num_runs > 0 and paired:
-            vector.collect_pairs(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
+            by_row.collect_pairs(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
         elif num_runs > 0:
-            vector.collect_rows(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
+            by_row.collect_rows(weights, stride, rows, runs, num_runs, columns, steps, currents, ahead)
         return
     vector.clear(sums, 2 * STEP_GROUP * columns)
     for index in range(num_runs):
@@ -222,7 +223,7 @@ def accumulate(
             add_rows(weights, stride, columns, row, last, pattern, sums)
         if group >= 0:
             first = STEP_GROUP * group
-            vector.widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
+            by_row.widen_sums(sums, currents + 4 * first * columns, columns, smaller(STEP_GROUP, steps - first))
 
 
 @compiled

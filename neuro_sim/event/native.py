@@ -1,6 +1,6 @@
 """The compiled passes as machine code: numba writes LLVM's language once, every machine makes its own code from that.
 
-    kernels.py, kernel_*.py, intrinsics.py  --numba-->  kernels.ll.xz (shipped)  --LLVM-->  machine code (kept)
+    kernels.py, kernel_*.py, *intrinsics.py  --numba-->  kernels.ll.xz (shipped)  --LLVM-->  machine code (kept)
 
 The first start on a machine optimises the shipped file for its CPU and keeps the result; later starts load that.
 Neither needs numba. The file holds a digest of the sources it was made from: once they change it is passed over, and
@@ -30,7 +30,16 @@ from spikeopd.files import write_bytes
 Array = NDArray[Any]
 HERE = Path(__file__).parent
 SHIPPED = HERE / "kernels.ll.xz"
-SOURCES = ("constants.py", "records.py", "intrinsics.py", "kernel_base.py", "kernel_head.py", "kernels.py")
+SOURCES = (
+    "constants.py",
+    "records.py",
+    "vector_ir.py",
+    "row_intrinsics.py",
+    "intrinsics.py",
+    "kernel_base.py",
+    "kernel_head.py",
+    "kernels.py",
+)
 ENTRY = "spikeopd_event"  # kernels.enter
 ARGUMENTS = 8
 OPTIMISATION = 3
@@ -143,7 +152,7 @@ def _digest(*parts: str) -> str:
 
 def _family() -> str:
     """What the text depends on beside the sources: the release of LLVM, whose language changes, and what
-    `intrinsics.has_multiply_add` and `kernel_base.yield_cpu` ask."""
+    `row_intrinsics.has_multiply_add` and `kernel_base.yield_cpu` ask."""
     x86 = _cpu()[0].startswith("x86_64") and bool(_features().get("avx2"))
     system = "windows" if sys.platform == "win32" else "posix"
     return f"{'x86_64 avx2' if x86 else 'generic'} {system} LLVM {llvm.llvm_version_info[0]}"

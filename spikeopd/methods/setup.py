@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spikeopd import quality
+from spikeopd.allocation import keep_freed_memory
 from spikeopd.config import Config, TrainConfig
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
@@ -74,6 +75,7 @@ class Setup:
 
 
 def make_accelerator(train: TrainConfig) -> Accelerator:
+    keep_freed_memory()
     if train.threads:
         torch.set_num_threads(train.threads)
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":

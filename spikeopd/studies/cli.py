@@ -51,7 +51,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose label holds one of these texts")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, one thread each (default: 1)")
-    parser.add_argument("--start", metavar="DIR", help="student all runs start from (default: Stage 1 is run)")
+    parser.add_argument(
+        "--start",
+        action="append",
+        metavar="[SIZE=]DIR",
+        help="student all runs start from (default: Stage 1 is run); of scale, one for each size, e.g. 0.125B=DIR",
+    )
     parser.add_argument("--teacher", metavar="NAME", help="teacher of Stage 2, e.g. tiny-rule (default: the recipe's)")
     parser.add_argument(
         "--benchmarks", metavar="DIR", help="zero-shot data, for the column Avg. (spikeopd-eval zeroshot)"
@@ -114,7 +119,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         Path(arguments.output),
         seeds(arguments.seeds) if arguments.seeds else study.seeds,
         arguments.jobs,
-        arguments.start,
+        starts(arguments.start or []),
         arguments.teacher,
         tuple(arguments.overrides),
         arguments.benchmarks,
@@ -123,6 +128,18 @@ def _request(arguments: argparse.Namespace) -> Request:
         asked=bool(arguments.seeds),
         only=tuple(arguments.rows),
     )
+
+
+def starts(words: Sequence[str]) -> str | dict[str, str] | None:
+    """`DIR`, or `SIZE=DIR` as often as there are sizes."""
+    if not words:
+        return None
+    if len(words) == 1 and ("=" not in words[0] or Path(words[0]).exists()):
+        return words[0]
+    sized = dict(word.split("=", 1) for word in words if "=" in word)
+    if len(sized) != len(words):
+        raise ConfigError(f"--start {' --start '.join(words)}: give one folder, or SIZE=DIR once for each size")
+    return sized
 
 
 def _entry(entry: dict[str, Any]) -> str:

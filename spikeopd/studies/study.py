@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,18 @@ from spikeopd.studies.values import make_table, of_row
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for. teacher: of Stage 2 only; Stage 1 keeps the recipe's, so that studies share it."""
+    """What a user asks for. teacher: of Stage 2 only; Stage 1 keeps the recipe's, so that studies share it.
+
+    start: the student all rows start from, or where rows have different sizes one for each: size -> folder, the size as
+    the rows' labels end with it.
+    """
 
     study: Study
     config: Config
     output: Path
     seeds: tuple[int, ...]  # with `asked`: given by the user, so every row that depends on a seed runs with all of them
     jobs: int = 1
-    start: str | None = None
+    start: str | Mapping[str, str] | None = None
     teacher: str | None = None
     overrides: tuple[str, ...] = ()  # as given; rows with a recipe of their own apply them to it
     benchmarks: str | None = None
@@ -89,20 +93,36 @@ def stage1_of(request: Request, row: Row) -> Run:
 def student_of(request: Request, row: Row) -> Path:
     """Where a row starts. Needs Stage 1 to be finished, or `start`."""
     if request.start is not None:
-        if row.base or row.recipe:
-            raise InputError(
-                f"--start {request.start}: the rows of {request.study.name} are students of different sizes; leave "
-                "--start out and let the study run Stage 1 of each"
-            )
-        given = Path(request.start)
+        given = given_student(request.start, row, request.study.name)
         found = given if row.start == "final" else given.parent / row.start
         if not (found / "model.safetensors").is_file():
             raise InputError(
-                f"--start {request.start}: this study also needs the student {found}; keep it with "
+                f"--start {given}: this study also needs the student {found}; keep it with "
                 "stage1.checkpoint_updates, or leave --start out and let the study run Stage 1"
             )
         return found
     return stage1_of(request, row).folder(request.pool) / "stage1" / row.start
+
+
+def given_student(start: str | Mapping[str, str], row: Row, study: str) -> Path:
+    """The folder that `--start` names for a row."""
+    sized = bool(row.base or row.recipe)
+    if isinstance(start, str):
+        if sized:
+            raise InputError(
+                f"--start {start}: the rows of {study} are students of different sizes; give --start SIZE=DIR for "
+                "each, or leave it out and let the study run Stage 1 of each"
+            )
+        return Path(start)
+    for size, folder in start.items():
+        if row.label.endswith(f" {size}"):
+            return Path(folder)
+    if not sized and row.kind == "teacher":
+        return Path(next(iter(start.values())))  # any will do: the teacher is what is measured
+    raise InputError(
+        f"--start: no student for the row {row.label!r}; give --start SIZE=DIR with the end of its label, or choose "
+        "rows with --rows"
+    )
 
 
 def seeds_of(request: Request, row: Row) -> tuple[int, ...]:

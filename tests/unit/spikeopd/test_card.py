@@ -35,33 +35,30 @@ def test_cards_lie_beside_finished_students(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "order",
-    ["import spikeopd, transformers", pytest.param("import transformers, spikeopd", marks=pytest.mark.slow)],
+    ("order", "first"),
+    [
+        ("import spikeopd, transformers", "AutoConfig"),
+        pytest.param("import transformers, spikeopd", "AutoConfig", marks=pytest.mark.slow),
+        pytest.param("import spikeopd, transformers", "AutoModelForCausalLM", marks=pytest.mark.slow),
+    ],
 )
-def test_importing_spikeopd_is_light_and_enough(order):
+def test_importing_spikeopd_is_light_and_enough(order, first, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bispikclm", "num_steps": 3}')
     code = f"""
 import sys
 {order}
 assert "torch" not in sys.modules and "numba" not in sys.modules, "light"
-from transformers import AutoModelForCausalLM, AutoConfig
+from transformers import {first}
+from transformers import AutoConfig
+print(AutoConfig.from_pretrained({str(tmp_path)!r}).steps)
+from transformers import AutoModelForCausalLM
 assert AutoModelForCausalLM is transformers.AutoModelForCausalLM
 sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, vocab_size=30)
 config = AutoConfig.for_model("bispikclm", **sizes)
 print(type(AutoModelForCausalLM.from_config(config)).__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["BiSpikCLMForCausalLM"], done.stderr[-800:]
-
-
-def test_autoconfig_alone_knows_the_student(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bispikclm", "num_steps": 3}')
-    code = f"""
-import spikeopd
-from transformers import AutoConfig
-print(AutoConfig.from_pretrained({str(tmp_path)!r}).steps)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["3"], done.stderr[-800:]
+    assert done.stdout.split() == ["3", "BiSpikCLMForCausalLM"], done.stderr[-800:]
 
 
 def test_a_card_keeps_the_folders_of_its_maker_to_itself():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from neuro_sim.event.intrinsics import has_multiply_add, make_move_sums, make_scale_rows
+from neuro_sim.event.row_intrinsics import has_multiply_add, make_move_sums, make_scale_rows
 
 
 @pytest.mark.parametrize("paired", [False, True])

@@ -28,6 +28,7 @@ from spikeopd.studies import figures, runs, spending, values, worker
 from spikeopd.studies import study as studying
 from spikeopd.studies.cli import main, seeds
 from spikeopd.studies.definitions import STUDIES, Column, Row, every, find, stage1_marks
+from spikeopd.studies.pareto import together
 from spikeopd.studies.runs import Run, content_key, stage1_run, stage2_run
 
 
@@ -554,6 +555,11 @@ def test_the_pareto_figure_is_drawn_from_what_there_is(tmp_path):
     assert sorted(path.name for path in drawn) == ["figure.png", "figure.svg"] and drawn[0].stat().st_size > 5000
 
 
+def test_points_that_lie_together_share_a_label():
+    found = together([(0.0, 0.0), (10.0, 5.0), (10.1, 5.1), (10.0, 9.0)], ["a", "b", "c", "d"])
+    assert found == [((0.0, 0.0), "a"), ((10.0, 5.0), "b, c"), ((10.0, 9.0), "d")]
+
+
 def test_seeds():
     assert seeds(["0", "3-5"]) == (0, 3, 4, 5)
     for wrong in (["x"], ["5-3"], ["1", "0-2"], ["-1"]):
@@ -579,6 +585,26 @@ def test_command_plans_lists_and_refuses(world, tmp_path, capsys):
     assert main(["controlled", "--tasks", "piqa"]) == 2 and "--benchmarks DIR" in capsys.readouterr().err
     assert main(["initialization", "--output", str(tmp_path), "--start", str(folder / "student"), "--dry-run"]) == 2
     assert "also needs the student" in capsys.readouterr().err
+
+
+def test_each_size_may_start_from_a_student_of_its_own(world, tmp_path, capsys):
+    folder, overrides, _ = world
+    student = str(folder / "student")
+    shutil.copytree(student, tmp_path / "deep")
+    words = ["scale", "--output", str(tmp_path), "--dry-run", "--json", *overrides]
+    one = ["--start", f"1 layer={student}"]
+    both = [*one, "--start", f"2 layers={tmp_path / 'deep'}"]
+    assert main([*words, *both]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert not any("Stage 1" in str(run) for run in runs), "nothing is trained first"
+    request = studying.Request(
+        find("scale"), load_config("tiny", overrides), tmp_path, (0,), overrides=overrides,
+        start={"1 layer": student, "2 layers": str(tmp_path / "deep")},
+    )  # fmt: skip
+    found = {row.label: studying.student_of(request, row).name for row in studying.rows_of(request)}
+    assert found["KD 1 layer"] == found["SpikeOPD 1 layer"] == "student" and found["SpikeOPD 2 layers"] == "deep"
+    assert main([*words, *one]) == 2 and "no student for the row 'KD 2 layers'" in capsys.readouterr().err
+    assert main([*words, *one, "--start", student]) == 2 and "SIZE=DIR once for each" in capsys.readouterr().err
 
 
 def test_help_is_quick_and_ends_with_examples():
