@@ -29,11 +29,21 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "BiSpikCLMForCausalLM",
 }
 PLACE = "spikeopd.models"
-PARTS = ("surrogate", "neurons", "grid", "quantised", "products", "attention", "bispikclm")  # read in this order
+PARTS = (
+    "surrogate",
+    "neurons",
+    "grid",
+    "quantised",
+    "products",
+    "attention",
+    "configuration",
+    "bispikclm",
+)  # read in this order
 OWN = {name: target for name, target in NEURONS.items() if target.partition(":")[0].removeprefix(f"{PLACE}.") in PARTS}
 # What the parts import from elsewhere in the package, where its text would not do.
 INSTEAD = {
     "InputError": "InputError = ValueError",
+    "short": "def short(value):\n    return str(value)[:160]",
     "NEURONS": f"NEURONS = {OWN!r}",
     "load": 'def load(target):\n    return globals()[target.partition(":")[2]]',
     "lif_cpu": "class lif_cpu:  # the compiled neurons are in the package\n    usable = staticmethod(lambda *_: False)",
@@ -107,9 +117,11 @@ def _elsewhere(node: ast.ImportFrom, module: ModuleType) -> Iterator[tuple[str, 
 
 def _value(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """A constant by its value, a function by its text and what it reads."""
-    if not inspect.isfunction(value):
+    if isinstance(value, (int, float, str, tuple, dict, frozenset)):
         yield name, f"{name} = {value!r}"
         return
+    if not inspect.isfunction(value):
+        raise AssertionError(f"{name}: a {type(value).__name__} cannot be written down; say what stands INSTEAD")
     for other, used in inspect.getclosurevars(value).globals.items():
         yield from _value(other, used)
     yield name, inspect.getsource(value).strip()

@@ -119,10 +119,10 @@ def diagnose(arguments: argparse.Namespace) -> None:
         others[label] = path
     from spikeopd.students import find_student
 
+    log = _open_log(arguments)
     for path in (arguments.model, *others.values()):
         find_student(path)  # before torch is imported
     check_model(arguments.teacher, "--teacher")
-    log = _open_log(arguments)
     from spikeopd.diagnostics.diagnose import diagnose
     from spikeopd.diagnostics.prefixes import BankOptions
 

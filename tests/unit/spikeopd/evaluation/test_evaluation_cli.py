@@ -299,6 +299,8 @@ def test_old_spellings_are_accepted_with_a_hint(checkpoint, tmp_path, capsys):
     assert found[0]["runs"] == found[1]["runs"] and found[0]["runs"][0]["dtype"] == "bfloat16"
     with pytest.raises(SystemExit):
         main(["rollouts", "tiny", "--precision", "int4"])
+    assert "invalid choice: 'int4' (choose from fp32, bf16, fp16)" in capsys.readouterr().err
+    assert "--dtype" not in build_parser().format_help()
 
 
 def test_lengths_and_counts_have_the_names_of_the_other_commands(capsys):
@@ -306,5 +308,3 @@ def test_lengths_and_counts_have_the_names_of_the_other_commands(capsys):
     assert capsys.readouterr().err == ""
     old = build_parser().parse_args(["rollouts", "tiny", "--prompts", "3", "--length", "5"])
     assert vars(old) == vars(new) and capsys.readouterr().err.count(" is now ") == 2
-    assert "invalid choice: 'int4' (choose from fp32, bf16, fp16)" in capsys.readouterr().err
-    assert "--dtype" not in build_parser().format_help()
