@@ -124,8 +124,8 @@ def _newest_good(folder: Path, note: Callable[[str], None], at_most: int | None,
 
 def _largest_file(objective: nn.Module) -> int:
     """Bytes that no file of its checkpoints exceeds: Adam has two moments for each weight."""
-    weights = objective.state_dict().values()
-    return JSON_LIMIT + 2 * sum(int(value.numel() * value.element_size()) for value in weights)
+    weights: int = sum(value.numel() * value.element_size() for value in objective.state_dict().values())
+    return JSON_LIMIT + 2 * weights
 
 
 def _state_problem(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Every reader against the hostile corpus and random mutations, in a process with limits: refused in a line, or read.
 
-SPIKEOPD_FUZZ sets the number of mutations per reader. Nothing may run code, hang or grow; counts are printed.
+SPIKEOPD_FUZZ sets the number of mutations per reader. Nothing may run code, hang or grow; counts are printed. Readers
+that write sync each file: in memory (`--basetemp /dev/shm/hostile`) the whole takes minutes.
 """
 
 from __future__ import annotations
