@@ -14,7 +14,9 @@ from spikeopd.errors import CheckFailed, InputError, check_writable, run_command
 
 def command(body: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     """A command whose body is these statements, in a process of its own."""
-    script = f"import sys\nfrom spikeopd.errors import run_command, say\ndef body(argv):\n    {body}\n"
+    # A shell's background job ignores SIGINT, and so would its children.
+    script = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    script += f"import sys\nfrom spikeopd.errors import run_command, say\ndef body(argv):\n    {body}\n"
     script += "sys.exit(run_command('prog', body, None))"
     return subprocess.run([sys.executable, "-c", script], check=False, stderr=subprocess.PIPE, **options)  # type: ignore
 

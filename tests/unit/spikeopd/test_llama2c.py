@@ -97,7 +97,7 @@ def test_other_files_are_refused(tmp_path, capsys):
         return capsys.readouterr().err
 
     path = tmp_path / "model.bin"
-    assert "No such file" in refused(str(path))
+    assert "no such file; check the path" in refused(str(path))
     path.write_bytes(b"short")
     assert "too short for a header" in refused(str(path))
     path.write_bytes(b"\xff" * 64)

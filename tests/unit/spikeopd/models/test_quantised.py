@@ -10,7 +10,7 @@ from training_setup import small_config, small_setup
 
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.methods import spad
-from spikeopd.methods.alignment import TeacherShape, branch_sizes, branch_weights
+from spikeopd.methods.alignment import BRANCHES, TeacherShape, branch_sizes, branch_weights
 from spikeopd.models.attention import coincidences, weighted_values
 from spikeopd.models.bispikclm import Recorder
 from spikeopd.models.quantised import counts, pack_counts, quantised, unpack_counts
@@ -93,7 +93,9 @@ def test_twin_and_student_differ_in_the_neuron_alone(block):
     target = run_teacher(setups[0].teacher, torch.from_numpy(ids[0]), internals=True)
     for setup, student in zip(setups, students, strict=True):
         objective = spad.make_objective(setup, student)
-        loss, sums = objective.sums(torch.from_numpy(ids[0]), target, output_table(setup.teacher), [1.0] * 7)
+        loss, sums = objective.sums(
+            torch.from_numpy(ids[0]), target, output_table(setup.teacher), [1.0] * len(BRANCHES)
+        )
         loss.backward()
         assert torch.isfinite(sums).all() and sums[-2:].gt(0).all()
         trained = {name for name, p in student.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
