@@ -10,18 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from doc_blocks import MODULES as COMMANDS
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = {
-    "spikeopd-train": "spikeopd.cli",
-    "spikeopd-eval": "spikeopd.evaluation.cli",
-    "spikeopd-study": "spikeopd.studies.cli",
-    "spikeopd-export": "export.cli",
-    "spikeopd-run-lava": "neuro_sim.cli",
-    "spikeopd-energy": "energy.cli",
-    "spikeopd-serve": "neuro_sim.serve.cli",
-    "spikeopd-bench": "neuro_sim.bench.cli",
-}
 
 
 def run(code):
