@@ -48,6 +48,7 @@ INSTEAD = {
     "load": 'def load(target):\n    return globals()[target.partition(":")[2]]',
     "lif_cpu": "class lif_cpu:  # the compiled neurons are in the package\n    usable = staticmethod(lambda *_: False)",
     "lif_triton": "lif_triton = lif_cpu",
+    "attention_cpu": "attention_cpu = lif_cpu",
 }
 LEFT_OUT = ("register",)  # transformers registers what it loads from a file
 HEAD = '''\

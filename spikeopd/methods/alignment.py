@@ -98,6 +98,7 @@ class Alignment(nn.Module):
         use = dict(zip(BRANCHES, (value != 0 for value in scale), strict=True))
         recorder = recorder or Recorder(sites=())
         recorder.sites = {*(recorder.sites or ()), *((EMBED_SITE,) if use["EA"] else ())}
+        recorder.maps = use["SAA_rate"] or use["SAA_cont"]
         recorder.observe = lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:6])
         features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state
         loss, tokens = token_alignment(
@@ -129,7 +130,7 @@ class Alignment(nn.Module):
         config, matched, block = student.config, self.layers[layer], student.model.layers[layer]
         total = torch.zeros(6, device=spikes["h"].device)
         if scale[0] or scale[1]:
-            rate, a_teacher = spikes["a"].mean(0), teacher.attentions[matched][:, self.heads]
+            rate, a_teacher = spikes["map"], teacher.attentions[matched][:, self.heads]
             proxy = rate_proxy(a_teacher, config.num_steps, map_threshold(student, layer), config.alpha)
             causal = torch.ones(rate.shape[-2:], device=rate.device).tril()
             loss, sums = square_errors(rate, (proxy, a_teacher), scale[:2], causal)

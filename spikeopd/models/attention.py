@@ -8,6 +8,8 @@ Spike tensors here are [time, batch, head, token, d_h].
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -61,6 +63,26 @@ def key_distance(
     """
     position = torch.arange(keys, device=device) if attention_mask is None else attention_mask.long().cumsum(1)
     return (position[..., keys - queries :, None] - position[..., None, :]).clamp(0, distances - 1)
+
+
+class Pairs(NamedTuple):
+    """Which tokens see each other: mask [batch, 1, query, key], and their distance where the block asks for it."""
+
+    mask: Tensor
+    distance: Tensor | None
+
+
+def causal_pairs(
+    attention_mask: Tensor | None,
+    batch: int,
+    queries: int,
+    keys: int,
+    distances: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Pairs:
+    distance = key_distance(attention_mask, queries, keys, distances, device) if distances else None
+    return Pairs(causal_mask(attention_mask, batch, queries, keys, device, dtype), distance)
 
 
 def pack_spikes(x: Tensor) -> Tensor:

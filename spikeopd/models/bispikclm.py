@@ -37,11 +37,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from spikeopd.contracts import EMBED_SITE, LAYER_SITES, WEIGHT_SHIFT, weight_limit
 from spikeopd.errors import InputError
-from spikeopd.models import grid, products
+from spikeopd.models import attention_cpu, grid, products
 from spikeopd.models.attention import (
-    causal_mask,
+    Pairs,
+    causal_pairs,
     coincidences,
-    key_distance,
     merge_heads,
     split_heads,
     update_cache,
@@ -61,9 +61,9 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
-    observe: called by each block with its index, the spikes of `a` and `h` and the residual stream, `stream`; what it
-    returns is in `observed`. A map that is only summed up need not be kept, and under gradient checkpointing is
-    recomputed with its block.
+    observe: called by each block with its index, the spikes of `h`, the residual stream, `stream`, and if `maps` the
+    spikes of `a` averaged over the steps, `map`; what it returns is in `observed`. A map that is only summed up need
+    not be kept, and under gradient checkpointing is recomputed with its block.
     """
 
     sites: Iterable[str] | None = None
@@ -71,6 +71,7 @@ class Recorder:
     membranes_of: Iterable[str] = ()
     tokens: slice = field(default_factory=lambda: slice(None))
     observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None
+    maps: bool = False
     observed: list[Tensor] = field(default_factory=list)
     spikes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     membranes: dict[tuple[int, str], Tensor] = field(default_factory=dict)
@@ -112,37 +113,63 @@ class SpikeLinear(nn.Linear):
         super().__init__(fan_in, fan_out)
         self.config, self.writes = config, writes
         self.keep_snapped, self.coarse_gradients = True, False
-        self._snapped: tuple[tuple[object, ...], Tensor, Tensor] | None = None
+        self._snapped: tuple[tuple[object, ...], Tensor, Tensor, products.Planes | None] | None = None
+        self._scaled: tuple[tuple[object, ...], Tensor] | None = None
 
     def on_grid(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias as they act. Without gradient they are kept until a parameter changes."""
+        """Weight and bias as they act."""
+        return self.lowered()[:2]
+
+    def lowered(self) -> tuple[Tensor, Tensor, products.Planes | None]:
+        """Weight and bias as they act, and the weight's integers where int8 holds them. Without gradient they are kept
+        until a parameter changes.
+        """
         if torch.is_grad_enabled() and self.weight.requires_grad:
             self._snapped = None
             return self._act()
-        config = self.config
-        key = (self.weight.data_ptr(), self.weight.dtype, self.weight._version, self.bias._version, config.grid_bits,
-               config.deploy_precision)  # fmt: skip
+        key = self._state()
         if self._snapped is None or self._snapped[0] != key:
             with torch.no_grad():
-                pair = self._act()
+                found = self._act()
             if not self.keep_snapped:
-                return pair
-            self._snapped = (key, *pair)
+                return found
+            self._snapped = (key, *found)
         return self._snapped[1:]
 
-    def _act(self) -> tuple[Tensor, Tensor]:
-        if self.config.deploy_precision != "none":
+    def _act(self) -> tuple[Tensor, Tensor, products.Planes | None]:
+        config, bits = self.config, self.config.grid_bits
+        if config.deploy_precision != "none":
             scale = self.scale()
             unit = grid.RESIDUAL_UNIT if self.writes else scale / 2**WEIGHT_SHIFT
-            limit = weight_limit(self.config.deploy_precision)
-            return grid.on_scale(self.weight, scale, limit), grid.on_unit(self.bias, unit)
-        bits = self.config.grid_bits
+            steps = grid.steps_of(self.weight, scale, weight_limit(config.deploy_precision))
+            scale = scale.to(steps.dtype)
+            planes = products.Planes(steps.to(torch.int8), scale)
+            weight = grid.straight(steps.mul_(scale[:, None]), self.weight)
+            return weight, grid.on_unit(self.bias, unit), planes
         if bits is None:
-            return self.weight, self.bias
-        return grid.snap(self.weight, bits), grid.snap(self.bias, bits)
+            return self.weight, self.bias, None
+        weight = grid.snap(self.weight, bits)
+        fast = config.neuron == "lif" and products.serves(weight)
+        return weight, grid.snap(self.bias, bits), products.planes(weight, 2.0**-bits) if fast else None
+
+    def _state(self) -> tuple[object, ...]:
+        """Changes whenever what acts does."""
+        config = self.config
+        return (
+            self.weight.data_ptr(), self.weight.dtype, self.weight._version, self.bias._version, config.grid_bits,
+            config.deploy_precision, config.threshold,
+        )  # fmt: skip
 
     def scale(self) -> Tensor:
         """sigma_n: what one step of neuron n's integer weights is worth. float64 [out], no gradient."""
+        if torch.compiler.is_compiling() or not self.keep_snapped:
+            return self._find_scale()
+        key = self._state()
+        if self._scaled is None or self._scaled[0] != key:
+            self._scaled = (key, self._find_scale())
+        return self._scaled[1]
+
+    def _find_scale(self) -> Tensor:
         limit = weight_limit(self.config.deploy_precision)
         if self.writes:
             return grid.write_scale(self.weight, limit)
@@ -155,10 +182,9 @@ class SpikeLinear(nn.Linear):
         return Neurons(grid.on_unit(threshold, unit, low=1).to(self.bias.dtype), None, unit)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.on_grid()
-        integers = self._integers(weight) if self.config.neuron == "lif" and products.usable(x) else None
-        if integers is not None:
-            return products.spike_linear(x, weight, bias, integers, self.coarse_gradients)
+        weight, bias, planes = self.lowered()
+        if planes is not None and self.config.neuron == "lif" and products.usable(x):
+            return products.spike_linear(x, weight, bias, planes, self.coarse_gradients)
         return nn.functional.linear(x, weight, bias)
 
     def unit(self) -> Tensor | float | None:
@@ -167,10 +193,6 @@ class SpikeLinear(nn.Linear):
             return self.scale().to(self.weight.dtype)
         bits = self.config.grid_bits
         return None if bits is None else 2.0**-bits
-
-    def _integers(self, weight: Tensor) -> products.Planes | None:
-        unit = self.unit()
-        return None if unit is None else products.planes(weight, unit)
 
 
 class BiSpikCLMBlock(GradientCheckpointingLayer):
@@ -226,31 +248,32 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         self,
         x: Tensor,
         h: Tensor,
-        mask: Tensor,
+        pairs: Pairs | None = None,
         cache: Cache | None = None,
         wanted: tuple[frozenset[str], frozenset[str]] | None = None,
-        distance: Tensor | None = None,
         observe: Callable[[int, Mapping[str, Tensor]], Tensor] | None = None,
+        maps: bool = False,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` returned."""
+        """(X, h) of the next block, spikes and membranes asked for by `wanted`, what `observe` returned.
+
+        pairs: which tokens see each other; None: each sees itself and all before it, and nothing came before these.
+        """
         config = self.config
         alpha, xi, heads = config.alpha, config.xi, config.num_attention_heads
         kept: dict[str, Tensor] = {}
         membranes: dict[str, Tensor] = {}
 
-        def fire(site: str, current: Tensor) -> Tensor:
+        def fire(site: str, current: Tensor, among: Pairs | None = None) -> Tensor:
             if self.calibrate is not None:
                 self.calibrate(site, current)
             threshold, bias, unit = self.neurons(site)
-            if site == "a" and bias is not None and distance is not None:
-                bias = bias[:, distance].movedim(0, -3)
             if bias is not None:
-                current = current + bias
-            if site == "a":
-                current = current * mask
+                current = current + (bias if among is None else bias[:, among.distance].movedim(0, -3))
+            if among is not None:
+                current = current * among.mask
             spikes = self.neuron(current, threshold, alpha, xi, config.scaled_surrogate, unit)
-            if site == "a":
-                spikes = spikes * mask  # masked pairs are silent anyhow; they must not train the threshold either
+            if among is not None:
+                spikes = spikes * among.mask  # masked pairs are silent anyhow; they must not train the threshold either
             if wanted is not None:
                 if site in wanted[0]:
                     kept[site] = spikes
@@ -261,13 +284,18 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         def write(h: Tensor, site: str, current: Tensor) -> Tensor:
             return h + (current if config.residual_write == "current" else self.gain(site) * fire(site, current))
 
-        q = split_heads(fire("q", self.q_proj(x)), heads)
-        k = split_heads(fire("k", self.k_proj(x)), heads)
-        v = split_heads(fire("v", self.v_proj(x)), heads)
-        if cache is not None:
-            k, v = update_cache(cache, self.index, k, v, config.num_steps if config.graded else None)
-        a = fire("a", coincidences(q, k))
-        r = fire("r", merge_heads(weighted_values(a, v)))
+        q, k, v = (fire(site, getattr(self, BEHIND[site])(x)) for site in ("q", "k", "v"))
+        rates: Tensor | None = None
+        if pairs is None and cache is None and self._in_tiles(q, wanted):
+            z, rates = self._attend(q, k, v, maps)
+        else:
+            q, k, v = (split_heads(spikes, heads) for spikes in (q, k, v))
+            if cache is not None:
+                k, v = update_cache(cache, self.index, k, v, config.num_steps if config.graded else None)
+            pairs = pairs or causal_pairs(None, x.shape[1], q.shape[3], k.shape[3], config.distances, x.device, x.dtype)
+            a = fire("a", coincidences(q, k), pairs)
+            z, rates = merge_heads(weighted_values(a, v)), a.mean(0) if maps else None
+        r = fire("r", z)
         h = write(h, "o", self.out_proj(r))
         f = fire("f", self.fc1(fire("x", h)))
         h = write(h, "y", self.fc2(f))
@@ -276,7 +304,22 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         x = fire("h", h)
-        return x, h, kept, membranes, None if observe is None else observe(self.index, {"a": a, "h": x, "stream": h})
+        seen = {"h": x, "stream": h} | ({} if rates is None else {"map": rates})
+        return x, h, kept, membranes, None if observe is None else observe(self.index, seen)
+
+    def _in_tiles(self, x: Tensor, wanted: tuple[frozenset[str], frozenset[str]] | None) -> bool:
+        """Whether the compiled attention serves: it makes no map that could be kept or calibrated."""
+        asked = self.calibrate is not None or (wanted is not None and "a" in wanted[0] | wanted[1])
+        return self.config.neuron == "lif" and not asked and attention_cpu.usable(x)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, maps: bool) -> tuple[Tensor, Tensor | None]:
+        config = self.config
+        threshold, bias, unit = self.neurons("a")
+        how = attention_cpu.Synapse(
+            config.alpha, config.xi, config.scaled_surrogate, None if unit is None else float(unit),
+            self.q_proj.coarse_gradients,
+        )  # fmt: skip
+        return attention_cpu.attend(q, k, v, threshold.flatten(), bias, how, maps)
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
@@ -430,17 +473,16 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
                 if EMBED_SITE in membranes_of
                 else {},
             )
-        distance = (
-            key_distance(attention_mask, length, past + length, config.distances, x.device)
-            if config.distances
-            else None
-        )
-        mask = causal_mask(attention_mask, batch, length, past + length, x.device, x.dtype)
+        plain = attention_mask is None and not past
+        pairs = None if plain else causal_pairs(
+            attention_mask, batch, length, past + length, config.distances, x.device, x.dtype
+        )  # fmt: skip
         for index, layer in enumerate(self.layers):
             wanted = None if recorder is None else recorder.wanted(index)
             observe = None if recorder is None else recorder.observe
             cache = past_key_values if use_cache else None
-            x, h, kept, membranes, observed = layer(x, h, mask, cache, wanted, distance, observe)
+            maps = recorder is not None and recorder.maps
+            x, h, kept, membranes, observed = layer(x, h, pairs, cache, wanted, observe, maps)
             if recorder is not None:
                 recorder.keep(index, kept, membranes)
                 recorder.observed += [] if observed is None else [observed]

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numba import njit
-from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -24,10 +22,10 @@ from transformers.cache_utils import Cache
 from spikeopd.contracts import EMBED_SITE
 from spikeopd.jit import can_cache
 from spikeopd.models import grid, lif_cpu, products
+from spikeopd.models.attention_cpu import WORD, pack, popcount
 from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM, Neurons, SpikeLinear
 
 _CACHE = can_cache(__file__)
-_WORD = 64
 Array = NDArray[Any]
 Counts = dict[str, Array]  # spikes of a site's rows
 
@@ -112,7 +110,7 @@ class Decoder:
         self.head = student.lm_head.grid() if self.integer else None
         self.start = _site(student.model.neurons(), d)
         self.decay = (np.float32(config.alpha), lif_cpu.integer_decay(config.alpha))
-        words = -(-(d // heads) // _WORD)
+        words = -(-(d // heads) // WORD)
         self.cache = np.zeros((len(blocks), 2, rows, steps, heads, longest, words), np.uint64)
         self.work = {width: _work(steps, rows, width) for width in (3 * d, d, ffn)}
         self.map = tuple(np.empty(steps * rows * heads * longest, np.float32) for _ in range(3))
@@ -258,13 +256,6 @@ def _lower(layer: BiSpikCLMBlock) -> Block | None:
 # --- kernels, each over a range of rows ------------------------------------------------------------------------------
 
 
-def _bits(typing, word):  # type: ignore[no-untyped-def]
-    return types.uint64(types.uint64), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
-
-
-_popcount: Any = intrinsic(_bits)
-
-
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _fire(first, last, site, alpha, decay, work):  # type: ignore[no-untyped-def]
     if site.unit.size:
@@ -350,16 +341,16 @@ def _attend(first, last, sums, unit, bias, qkv, a, r, distances, keys, values, n
         for t in range(steps):
             for head in range(heads):
                 lo = head * size
-                counts[0, b] += _pack(three.spikes[t, b, lo : lo + size], query)
+                counts[0, b] += pack(three.spikes[t, b, lo : lo + size], query)
                 lo += width
-                counts[1, b] += _pack(three.spikes[t, b, lo : lo + size], keys[b, t, head, now])
+                counts[1, b] += pack(three.spikes[t, b, lo : lo + size], keys[b, t, head, now])
                 lo += width
-                counts[2, b] += _pack(three.spikes[t, b, lo : lo + size], values[b, t, head, now])
+                counts[2, b] += pack(three.spikes[t, b, lo : lo + size], values[b, t, head, now])
                 target = pairs.current[t, b * heads + head]
                 for j in range(now + 1):
                     total = np.uint64(0)
                     for w in range(words):
-                        total += _popcount(query[w] & keys[b, t, head, j, w])
+                        total += popcount(query[w] & keys[b, t, head, j, w])
                     target[j] = np.float32(total)
                 if distances.shape[1]:
                     for j in range(now + 1):
@@ -373,22 +364,9 @@ def _attend(first, last, sums, unit, bias, qkv, a, r, distances, keys, values, n
                 for j in range(now + 1):
                     if chosen[j]:
                         for c in range(size):
-                            word = values[b, t, head, j, c // _WORD]
-                            total[c] += np.float32((word >> np.uint64(c % _WORD)) & np.uint64(1))
+                            word = values[b, t, head, j, c // WORD]
+                            total[c] += np.float32((word >> np.uint64(c % WORD)) & np.uint64(1))
             for i in range(width):
                 mixed.current[t, b, i] += r.bias[i]
     _fire(first, last, r, alpha, decay, mixed)
     _count(first, last, mixed.spikes, fired, counts[3])
-
-
-@njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _pack(spikes, words):  # type: ignore[no-untyped-def]
-    """Bits of spikes, feature c in bit c % 64 of word c // 64; returns how many there are."""
-    total = np.uint64(0)
-    for w in range(words.size):
-        word = np.uint64(0)
-        for c in range(min(_WORD, spikes.size - w * _WORD)):
-            word |= np.uint64(spikes[w * _WORD + c]) << np.uint64(c)
-        words[w] = word
-        total += _popcount(word)
-    return np.int64(total)

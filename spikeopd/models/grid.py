@@ -68,10 +68,12 @@ def power_of_two_above(values: Tensor) -> Tensor:
 
 def weight_scale(weight: Tensor, floor: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
     """sigma_n of each output neuron, float64 [out]; at least the next power of two above `floor`."""
-    values = weight.detach().double()
-    whole = power_of_two_above(torch.maximum(values.abs().amax(1) / limit, floor.double()))
+    values = weight.detach()
+    largest = values.abs().amax(1).double()
+    whole = power_of_two_above(torch.maximum(largest / limit, floor.double()))
     if limit > FEW_LEVELS:
         return whole
+    values = values.double()
     least = power_of_two_above(floor.double().expand_as(whole))
     scales = [torch.maximum(whole * share, least) for share in (1.0, 0.5, 0.25)]
     errors = torch.stack([(on_scale(values, scale, limit) - values).square().sum(1) for scale in scales])
@@ -89,9 +91,15 @@ def write_scale(weight: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
     return weight_scale(weight, torch.full_like(weight[:, 0], RESIDUAL_UNIT), limit)
 
 
+def steps_of(weight: Tensor, scale: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
+    """The integers |k| <= limit nearest to weight / sigma_n, as floats; a division by a power of two is exact."""
+    finer = (1 / scale)[:, None]
+    return (weight.detach() * finer.to(weight.dtype)).round_().clamp_(-limit, limit)
+
+
 def on_scale(weight: Tensor, scale: Tensor, limit: int = WEIGHT_MAX) -> Tensor:
     """sigma_n * k with integers |k| <= limit."""
-    return on_unit(weight, scale[:, None], -limit, limit)
+    return straight(steps_of(weight, scale, limit).mul_(scale[:, None].to(weight.dtype)), weight)
 
 
 # --- embedding and head ----------------------------------------------------------------------------------------------

@@ -29,17 +29,15 @@ def fast() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
+def serves(x: Tensor) -> bool:
+    """Whether int8 products serve at all for tensors of this kind, where they are."""
+    kind = x.device.type == "cpu" and x.dtype == torch.float32
+    return kind and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling() and fast()
+
+
 def usable(x: Tensor) -> bool:
     """Whether the int8 products serve here: they give what `F.linear` gives, bit for bit, and faster."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and x.shape[-1] >= FAN_IN
-        and x.numel() // x.shape[-1] >= _ROWS
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and fast()
-    )
+    return x.shape[-1] >= FAN_IN and x.numel() // x.shape[-1] >= _ROWS and serves(x)
 
 
 def planes(weight: Tensor, unit: Tensor | float) -> Planes | None:
