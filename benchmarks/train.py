@@ -2,7 +2,7 @@
 
 python benchmarks/train.py [--shape tiny|small|slice] [--stage 1 2] [--rows 8] [--length 128] [--threads 1] [section.key=value]
 shapes: tiny (the recipe), small (6 x 288, FFN 768, vocabulary 6,000), slice (two blocks of OPT-125M's, vocabulary 50,272)
-Best of --rounds for each part. With CUDA, wall seconds and the device's peak instead.
+Best of --rounds for each part; --rounds 0 for the first update alone, where memory is the question. With CUDA, wall seconds and the device's peak instead.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def measure(update, rounds):
             best[name] = min(best.get(name, seconds), seconds)
 
     once()
-    best.clear()
+    if rounds:
+        best.clear()
     for _ in range(rounds):
         once()
     return best

@@ -57,6 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="[SIZE=]DIR",
         help="student all runs start from (default: Stage 1 is run); of scale, one for each size, e.g. 0.125B=DIR",
     )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes, and GPUs, that train one run together; Stage 1 takes N times the sequences an update",
+    )
     parser.add_argument("--teacher", metavar="NAME", help="teacher of Stage 2, e.g. tiny-rule (default: the recipe's)")
     parser.add_argument(
         "--benchmarks", metavar="DIR", help="zero-shot data, for the column Avg. (spikeopd-eval zeroshot)"
@@ -127,6 +134,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         arguments.limit,
         asked=bool(arguments.seeds),
         only=tuple(arguments.rows),
+        processes=arguments.processes,
     )
 
 

@@ -1,8 +1,8 @@
 """Single runs of a study, named by content: studies that need the same run share it, a finished one is not repeated.
 
 A run's folder `POOL/<key>/` is a training run's folder plus `request.json` (what is asked) and `result.json` (written
-last: the run is finished). Each run is one process with one torch thread; killed at any time, it continues from its
-last checkpoint.
+last: the run is finished). Each run is one process with one torch thread, or `processes` that train together;
+killed at any time, it continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Run:
     config: Config
     kind: Kind = "train"
     length: int = 32  # tokens of the continuations that are evaluated, whatever K the run trained with
+    processes: int = 1  # that train together; Stage 1 then takes as many times the sequences an update
 
     @property
     def key(self) -> str:
@@ -81,7 +82,8 @@ class Run:
         return 2 * updates * second.batch_size * (second.prompt_length + second.max_completion_length)
 
     def asked(self) -> dict[str, Any]:
-        return {"kind": self.kind, "config": config_to_dict(self.config), "length": self.length}
+        whole = {"kind": self.kind, "config": config_to_dict(self.config), "length": self.length}
+        return whole | ({"processes": self.processes} if self.processes > 1 else {})
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def content_key(run: Run) -> str:
         if values[f"data.{name}"]:
             values[f"data.{name}"] = source_hash(values[f"data.{name}"])
     values |= {"kind": run.kind, "length": run.length if stage != "1" else None}
-    values |= {"version": VERSION}
+    values |= {"version": VERSION} | ({"processes": run.processes} if run.processes > 1 else {})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -255,7 +257,7 @@ def execute(runs: Sequence[tuple[str, Task]], pool: Path, jobs: int, note: Note)
     # In this order: leaving ends the processes first, then the threads that wait for them.
     with ThreadPoolExecutor(jobs) as executor, processes(accelerators(os.environ)) as start:
         futures: dict[Future[float], str] = {
-            executor.submit(start, request(run, pool)): label
+            executor.submit(start, request(run, pool), getattr(run, "processes", 1)): label
             for label, run in sorted(waiting.values(), key=lambda pair: -pair[1].cost)
         }
         left = set(futures)
@@ -286,26 +288,27 @@ def accelerators(environment: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path], float]]:
+def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path, int], float]]:
     """Gives a function that carries out one requested run and returns its seconds; ends what is left at exit.
 
-    A run sees one GPU, the one with the fewest runs on it.
+    A run sees one GPU for each of its processes: those with the fewest runs on them.
     """
     running: set[subprocess.Popen[bytes]] = set()
     load = dict.fromkeys(gpus, 0)
     guard = threading.Lock()
     closed = False
 
-    def start(folder: Path) -> float:
+    def start(folder: Path, count: int = 1) -> float:
         began = time.monotonic()
         with open(folder / "log.txt", "ab") as log:
             with guard:
                 if closed:
                     raise CheckFailed(f"{folder}: stopped before it began")
-                gpu = min(load, key=load.__getitem__, default=None)
+                mine = sorted(load, key=load.__getitem__)[:count]
                 environment = one_thread(os.environ)
-                if gpu is not None:
-                    environment["CUDA_VISIBLE_DEVICES"] = gpu
+                if mine:
+                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+                for gpu in mine:
                     load[gpu] += 1
                 process = subprocess.Popen(
                     [sys.executable, "-c", WORKER, str(folder)],
@@ -318,7 +321,7 @@ def processes(gpus: Sequence[str] = ()) -> Iterator[Callable[[Path], float]]:
             code = process.wait()
         with guard:
             running.discard(process)
-            if gpu is not None:
+            for gpu in mine:
                 load[gpu] -= 1
         if code:
             lines = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
@@ -342,11 +345,12 @@ def one_thread(environment: Mapping[str, str]) -> dict[str, str]:
 # --- configurations --------------------------------------------------------------------------------------------------
 
 
-def stage1_run(base: Config, overrides: Sequence[str] = ()) -> Run:
+def stage1_run(base: Config, overrides: Sequence[str] = (), processes: int = 1) -> Run:
     """Stage 1 of a study; students after a quarter and half of the updates are kept (the paper's 1k, 2k of 4k)."""
     updates = with_overrides(base, [*overrides, *_STAGE1]).stage1.updates
     kept = sorted({max(1, updates // 4), max(1, updates // 2)})
-    return Run(with_overrides(base, [*overrides, *_STAGE1, f"stage1.checkpoint_updates={kept}"]))
+    config = with_overrides(base, [*overrides, *_STAGE1, f"stage1.checkpoint_updates={kept}"])
+    return Run(config, processes=processes)
 
 
 def stage2_run(base: Config, start: Path | str, overrides: Sequence[str] = (), **rest: Any) -> Run:

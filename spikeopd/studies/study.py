@@ -52,10 +52,13 @@ class Request:
     limit: int | None = None
     asked: bool = False
     only: tuple[str, ...] = ()  # texts; rows whose label holds none of them are left out
+    processes: int = 1  # that share the work of one training run
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ConfigError(f"--jobs {self.jobs}: give at least 1")
+        if self.processes < 1:
+            raise ConfigError(f"--processes {self.processes}: give at least 1")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit {self.limit}: give at least one question")
         if not self.benchmarks and (self.limit is not None or self.tasks):
@@ -87,7 +90,7 @@ def rows_of(request: Request) -> list[Row]:
 
 
 def stage1_of(request: Request, row: Row) -> Run:
-    return stage1_run(base_of(row, request.config, request.overrides))
+    return stage1_run(base_of(row, request.config, request.overrides), processes=request.processes)
 
 
 def student_of(request: Request, row: Row) -> Path:
@@ -140,12 +143,12 @@ def runs_of(request: Request, row: Row) -> list[Run]:
             raise InputError(f"--start {request.start}: {request.study.name} trains Stage 1 itself; leave --start out")
         base = base_of(row, request.config, request.overrides)
         if row.one_seed:
-            return [stage1_run(base)]
-        return [stage1_run(base, (f"train.seed={seed}",)) for seed in request.seeds]
+            return [stage1_run(base, processes=request.processes)]
+        return [stage1_run(base, (f"train.seed={seed}",), request.processes) for seed in request.seeds]
     base = base_of(row, request.config, request.overrides)
     teacher = (f"teacher.teacher_model_name_or_path={request.teacher}",) if request.teacher else ()
     seeds = seeds_of(request, row)
-    kind: Any = {}
+    kind: Any = {"processes": request.processes}
     if row.kind in ("evaluate", "teacher"):
         kind, seeds = {"kind": row.kind}, (0,)  # an evaluation has no seed; one key for all studies
     return [

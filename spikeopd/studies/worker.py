@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from filelock import FileLock
 
 from spikeopd.config import Config, config_from_dict
-from spikeopd.errors import InputError, run_command, short
+from spikeopd.errors import CheckFailed, InputError, run_command, short
 from spikeopd.files import read_json, write_json
 from spikeopd.students import no_bars, place
 from spikeopd.studies.runs import RESULT
@@ -71,10 +72,8 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     summary: dict[str, Any] = {}
     if asked["kind"] == "train":
-        from spikeopd.training import train
-
-        # Unused options and places may differ from those the run was begun with; its key says that it is the same.
-        summary = train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False).summary
+        count = asked.get("processes", 1)
+        summary = train_here(config, folder) if count == 1 else train_together(folder, count)
     trained = time.monotonic() - began
     student = final_student(config, folder, asked["kind"])
     result = {
@@ -95,6 +94,50 @@ def train_and_evaluate(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
             before = student_at(folder, config, result["pre_onset"]["update"])
             result["pre_onset_student"] = os.path.relpath(before.resolve(), folder.resolve())
     return result
+
+
+def train_here(config: Config, folder: Path) -> dict[str, Any]:
+    from spikeopd.training import train
+
+    # Unused options and places may differ from those the run was begun with; its key says that it is the same.
+    return train(config, folder, resume=(folder / "config.yaml").is_file(), quiet=True, check=False).summary
+
+
+SUMMARY = "summary.json"
+RANK = "import sys; sys.path[:] = [p for p in sys.path if p]; from spikeopd.studies.worker import rank; rank()"
+
+
+def train_together(folder: Path, count: int) -> dict[str, Any]:
+    """The training by several processes of this machine; this one only waits, and evaluates afterwards."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    with subprocess.Popen([*launcher, "--no-python", sys.executable, "-c", RANK, str(folder)]) as process:
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()
+    if code:
+        raise CheckFailed(f"{folder}: {count} processes did not train together (exit {code}); see its log.txt")
+    return dict(read_json(folder / SUMMARY))
+
+
+def rank() -> None:
+    """One of them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    folder = Path(sys.argv[1])
+
+    def run(_: Any) -> int:
+        no_bars()
+        summary = train_here(
+            config_from_dict(read_json(folder / "request.json")["config"], str(folder / "request.json")), folder
+        )
+        if os.environ.get("RANK", "0") == "0":
+            write_json(folder / SUMMARY, summary)
+        return 0
+
+    sys.exit(run_command("spikeopd-study worker", run, None))
 
 
 def final_student(config: Config, folder: Path, kind: str) -> Path:

@@ -60,7 +60,7 @@ def here(monkeypatch):
             pass
 
         def __enter__(self):
-            def start(folder):
+            def start(folder, count=1):
                 done.append(folder.name)
                 worker.main([str(folder)])
                 return 0.0
@@ -295,7 +295,7 @@ def test_long_runs_come_first_and_results_stay_in_order(world, tmp_path, monkeyp
 
     @contextmanager
     def processes(gpus):
-        def start(path):
+        def start(path, count=1):
             done.append(names[path.name])
             (path / "result.json").write_text(json.dumps({"label": names[path.name]}))
             return 0.0
