@@ -99,7 +99,7 @@ def block(arguments):
         return theirs(x, source, mask)
 
     def by_us(source, _=None):
-        return ours(x, source, mask)
+        return ours(x, source)
 
     def both_ways(forward):
         spikes, after = forward(h)[:2]
@@ -111,7 +111,7 @@ def block(arguments):
             part.coarse_gradients = True
     ways = {
         "ours": by_us,
-        "ours, train.gradients=bf16": lambda source, _=None: coarse(x, source, mask),
+        "ours, train.gradients=bf16": lambda source, _=None: coarse(x, source),
         "SpikingJelly modules": by_jelly,
     }
     best = in_turns({name: lambda way=way: both_ways(way) for name, way in ways.items()}, arguments.rounds)

@@ -124,6 +124,18 @@ def spikes(current: Tensor, threshold: Tensor, alpha: float) -> Tensor:
     return fired
 
 
+def rates(x: Tensor, threshold: Tensor, steps: int, alpha: float) -> Tensor:
+    """Firing rates under the constant current x [row, ...]: nothing but them is stored."""
+    rows, length, repeat = _shape(x[None], threshold)
+    found = torch.empty_like(x, memory_format=torch.contiguous_format)
+    share(
+        _rates_rows, rows, x.numel() * steps,
+        x.detach().contiguous().view(rows, length).numpy(), threshold.detach().reshape(-1).numpy(), repeat, steps,
+        np.float32(alpha), found.view(rows, length).numpy(),
+    )  # fmt: skip
+    return found
+
+
 def backward(
     grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, learned: bool, scaled: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -234,6 +246,30 @@ def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # typ
                     for i in range(hi - lo):
                         s[i] = one if u[i] >= w else zero
                 fired = s
+
+
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
+def _rates_rows(first, last, x, threshold, repeat, steps, alpha, found):  # type: ignore[no-untyped-def]
+    length = x.shape[1]
+    size = min(_CHUNK, length)
+    membrane, fired, limit = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    zero, one = np.float32(0), np.float32(1)
+    for row in range(first, last):
+        for lo in range(0, length, _CHUNK):
+            n = min(length, lo + _CHUNK) - lo
+            drive, total = x[row, lo : lo + n], found[row, lo : lo + n]
+            u, s, v = membrane[:n], fired[:n], limit[:n]
+            for i in range(n):
+                u[i] = s[i] = total[i] = zero
+                v[i] = threshold[lo + i] if repeat == 0 else threshold[row % repeat]
+            for _ in range(steps):
+                for i in range(n):
+                    u[i] = alpha * u[i] + drive[i] - v[i] * s[i]
+                for i in range(n):
+                    s[i] = one if u[i] >= v[i] else zero
+                    total[i] += s[i]
+            for i in range(n):
+                total[i] /= np.float32(steps)
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})

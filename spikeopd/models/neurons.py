@@ -73,6 +73,9 @@ def lif_membrane(current: Tensor, threshold: Tensor, alpha: float = 0.9, unit: T
 
 def rate_proxy(x: Tensor, num_steps: int, threshold: float | Tensor, alpha: float = 0.9) -> Tensor:
     """R_Ts(x): firing rate of the neuron under the constant current x (Eq. app_teacher_spike_proxy). No gradient."""
+    limit = torch.as_tensor(threshold, dtype=x.dtype, device=x.device)
+    if x.dim() and lif_cpu.usable(x[None], limit):
+        return lif_cpu.rates(x, limit, num_steps, alpha)
     with torch.no_grad():
         membrane, spikes, total = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
         for _ in range(num_steps):

@@ -184,3 +184,13 @@ def test_rate_proxy_is_the_neuron_under_constant_current():
     assert torch.equal(rate_proxy(x, 4, V), expected)
     # 0.7: u = 0.7 fire, 0.63, 1.267 fire, 1.14 fire
     assert rate_proxy(torch.tensor([0.0, 0.7, 5.0]), 4, V).tolist() == [0.0, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(40,), (), (3, 1, 1)], ids=["neuron", "one", "head"])
+def test_compiled_rates_are_the_proxy(shape, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 3, 50, 40, generator=generator)
+    threshold = torch.rand(shape, generator=generator) + 0.2
+    found = rate_proxy(x, 4, threshold)
+    monkeypatch.setattr(lif_cpu, "ENABLED", False)
+    assert torch.equal(found, rate_proxy(x, 4, threshold))
