@@ -214,15 +214,6 @@ def _currents(query, keys, start, distances, current):  # type: ignore[no-untype
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _fire(current, threshold, unit, alpha, decay, membrane, spikes):  # type: ignore[no-untyped-def]
-    rows = current.shape[1]
-    if unit.size:
-        lif_cpu._integer_rows(0, rows, current, threshold, unit, 1, decay, membrane, spikes)
-    else:
-        lif_cpu._forward_rows(0, rows, current, threshold, 1, alpha, membrane, spikes)
-
-
-@njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay, z, rates):  # type: ignore[no-untyped-def]
     steps, _, length, width = q.shape
     heads = threshold.size
@@ -230,7 +221,7 @@ def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay
     words, blocks = (size + WORD - 1) // WORD, (length + WORD - 1) // WORD
     query, keys = np.empty((steps, words, length), np.uint64), np.empty((steps, words, length), np.uint64)
     values, chosen = np.empty((steps, size, blocks), np.uint64), np.empty(blocks, np.uint64)
-    buffers = np.empty((3, steps * min(_ROWS, length) * length), np.float32)
+    buffers = np.empty((2, steps * min(_ROWS, length) * length), np.float32)
     for row in range(first, last):
         b, head = row // heads, row % heads
         lo = head * size
@@ -243,10 +234,10 @@ def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay
             end = min(start + _ROWS, length)
             shape, used = (steps, end - start, end), (end - 1) // WORD + 1
             current = buffers[0, : steps * (end - start) * end].reshape(shape)
-            membrane = buffers[1, : steps * (end - start) * end].reshape(shape)
-            spikes = buffers[2, : steps * (end - start) * end].reshape(shape)
+            spikes = buffers[1, : steps * (end - start) * end].reshape(shape)
             _currents(query, keys, start, distances[head], current)
-            _fire(current, threshold[head : head + 1], unit, alpha, decay, membrane, spikes)
+            limit = threshold[head : head + 1]
+            lif_cpu.fire_rows(0, end - start, current, limit, unit, 1, alpha, decay, spikes)
             for t in range(steps):
                 for i in range(start, end):
                     pack(spikes[t, i - start], chosen[:used])
@@ -277,18 +268,16 @@ def _backward_rows(first, last, start, q, k, threshold, unit, distances, alpha, 
     words = (size + WORD - 1) // WORD
     queries, end = before.shape[2], before.shape[3]
     query, keys = np.empty((steps, words, end), np.uint64), np.empty((steps, words, end), np.uint64)
-    membrane = np.empty((steps, queries, end), np.float32)
-    partial, scale = np.empty((queries, 1), np.float32), np.empty(1, np.float32)
+    current, partial = np.empty((steps, queries, end), np.float32), np.empty((queries, 1), np.float32)
     for row in range(first, last):
         b, head = row // heads, row % heads
         lo = head * size
         _pack_tokens(q[:, b, start:end, lo : lo + size], query[:, :, start:])
         _pack_tokens(k[:, b, :end, lo : lo + size], keys)
         limit = threshold[head : head + 1]
-        scale[0] = np.float32(1) / limit[0] if scaled else np.float32(1)
         grad, adjoint = before[row], through[row]
-        _currents(query, keys, start, distances[head], adjoint)
-        _fire(adjoint, limit, unit, alpha, decay, membrane, maps[row])
+        _currents(query, keys, start, distances[head], current)
+        lif_cpu.fire_rows(0, queries, current, limit, unit, 1, alpha, decay, maps[row])
         for t in range(steps):
             for i in range(start, end):
                 given = grad[t, i - start]
@@ -298,8 +287,8 @@ def _backward_rows(first, last, start, q, k, threshold, unit, distances, alpha, 
                         given[j] += share[j]
                 for j in range(i + 1, end):
                     given[j] = 0
-        lif_cpu._backward_rows(0, queries, grad, membrane, limit, scale, np.float32(scaled), 1, alpha, half_xi, slope,
-                               adjoint, partial)  # fmt: skip
+        lif_cpu.adjoint_rows(0, queries, grad, current, limit, unit, scaled, 1, alpha, decay, half_xi, slope, adjoint,
+                             partial)  # fmt: skip
         for i in range(start, end):
             by_threshold[row, i] = partial[i - start, 0]
         if distances.shape[1]:

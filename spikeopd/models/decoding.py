@@ -53,7 +53,6 @@ class Work(NamedTuple):
     """Buffers for neurons of one width, [time, row, width]."""
 
     current: Array
-    membrane: Array
     spikes: Array
 
 
@@ -113,7 +112,7 @@ class Decoder:
         words = -(-(d // heads) // WORD)
         self.cache = np.zeros((len(blocks), 2, rows, steps, heads, longest, words), np.uint64)
         self.work = {width: _work(steps, rows, width) for width in (3 * d, d, ffn)}
-        self.map = tuple(np.empty(steps * rows * heads * longest, np.float32) for _ in range(3))
+        self.map = tuple(np.empty(steps * rows * heads * longest, np.float32) for _ in range(2))
         self.h = torch.empty(steps, rows, d)
         self.fired = {width: torch.empty(steps * rows, width, dtype=torch.int8) for width in (d, ffn)}
         widths = {dense.integers.shape[1] for block in blocks for dense in block[:4]}
@@ -199,7 +198,7 @@ class Decoder:
 
 
 def _work(steps: int, rows: int, width: int) -> Work:
-    return Work(*(np.zeros((steps, rows, width), np.float32) for _ in range(3)))
+    return Work(*(np.zeros((steps, rows, width), np.float32) for _ in range(2)))
 
 
 def _site(neurons: Neurons, size: int) -> Site:
@@ -258,12 +257,7 @@ def _lower(layer: BiSpikCLMBlock) -> Block | None:
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _fire(first, last, site, alpha, decay, work):  # type: ignore[no-untyped-def]
-    if site.unit.size:
-        lif_cpu._integer_rows(
-            first, last, work.current, site.threshold, site.unit, site.repeat, decay, work.membrane, work.spikes
-        )
-    else:
-        lif_cpu._spikes_rows(first, last, work.current, site.threshold, site.repeat, alpha, work.spikes)
+    lif_cpu.fire_rows(first, last, work.current, site.threshold, site.unit, site.repeat, alpha, decay, work.spikes)
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")

@@ -87,41 +87,26 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1, thread_name_prefix="spikeopd-lif")
 
 
-def forward(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(membranes, spikes); with `unit`, of the integer neuron."""
-    rows, length, repeat = _shape(current, threshold)
-    flat = current.contiguous().view(current.shape[0], rows, length)
-    membrane, spikes = torch.empty_like(flat), torch.empty_like(flat)
-    if unit is not None:
-        share(
-            _integer_rows, rows, current.numel(),
-            flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), unit.reshape(-1).double().numpy(),
-            repeat, integer_decay(alpha), membrane.numpy(), spikes.numpy(),
-        )  # fmt: skip
-        return membrane.view(current.shape), spikes.view(current.shape)
-    share(
-        _forward_rows, rows, current.numel(),
-        flat.detach().numpy(), threshold.detach().reshape(-1).numpy(), repeat, np.float32(alpha),
-        membrane.numpy(), spikes.numpy(),
-    )  # fmt: skip
-    return membrane.view(current.shape), spikes.view(current.shape)
-
-
 def integer_decay(alpha: float) -> float:
     """alpha as the integer neuron has it."""
     return round(alpha * 2**DECAY_BITS) / 2**DECAY_BITS
 
 
-def spikes(current: Tensor, threshold: Tensor, alpha: float) -> Tensor:
-    """Spikes alone, where nothing will go backward: the membranes are not stored."""
+def spikes(current: Tensor, threshold: Tensor, alpha: float, unit: Tensor | None = None) -> Tensor:
+    """Spikes of all steps; with `unit`, of the integer neuron. Membranes live for one step only."""
     rows, length, repeat = _shape(current, threshold)
     fired = torch.empty_like(current, memory_format=torch.contiguous_format)
     share(
-        _spikes_rows, rows, current.numel(),
-        current.detach().contiguous().view(-1, rows, length).numpy(), threshold.detach().reshape(-1).numpy(), repeat,
-        np.float32(alpha), fired.view(-1, rows, length).numpy(),
+        fire_rows, rows, current.numel(),
+        current.detach().contiguous().view(-1, rows, length).numpy(), threshold.detach().reshape(-1).numpy(),
+        _units(unit), repeat, np.float32(alpha), integer_decay(alpha), fired.view(-1, rows, length).numpy(),
     )  # fmt: skip
     return fired
+
+
+def _units(unit: Tensor | None) -> Any:
+    """As the kernels read them: empty for membranes on no grid."""
+    return np.zeros(0) if unit is None else unit.detach().reshape(-1).double().numpy()
 
 
 def rates(x: Tensor, threshold: Tensor, steps: int, alpha: float) -> Tensor:
@@ -137,20 +122,28 @@ def rates(x: Tensor, threshold: Tensor, steps: int, alpha: float) -> Tensor:
 
 
 def backward(
-    grad: Tensor, membrane: Tensor, threshold: Tensor, alpha: float, xi: float, learned: bool, scaled: bool
+    grad: Tensor,
+    current: Tensor,
+    threshold: Tensor,
+    alpha: float,
+    xi: float,
+    learned: bool,
+    scaled: bool,
+    unit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(dL/dI, dL/dV); dL/dV only where the threshold is learned."""
-    rows, length, repeat = _shape(membrane, threshold)
-    steps = membrane.shape[0]
-    adjoint = torch.empty_like(membrane)
+    """(dL/dI, dL/dV); dL/dV only where the threshold is learned. The membranes are made again, a chunk at a time: so
+    the forward pass need not write them.
+    """
+    rows, length, repeat = _shape(current, threshold)
+    steps = current.shape[0]
+    adjoint = torch.empty_like(current, memory_format=torch.contiguous_format)
     # One partial sum per row, summed by torch in a fixed order: the result does not depend on the thread count.
     partial = torch.empty((rows if learned else 0, length if repeat == 0 else 1))
-    flat = threshold.detach().reshape(-1).numpy()
-    scale = 1 / flat if scaled else np.ones_like(flat)
     share(
-        _backward_rows, rows, membrane.numel(),
-        grad.contiguous().view(steps, rows, length).numpy(), membrane.view(steps, rows, length).numpy(),
-        flat, scale, np.float32(scaled), repeat, np.float32(alpha), np.float32(xi / 2),
+        adjoint_rows, rows, current.numel(),
+        grad.contiguous().view(steps, rows, length).numpy(),
+        current.detach().contiguous().view(steps, rows, length).numpy(), threshold.detach().reshape(-1).numpy(),
+        _units(unit), scaled, repeat, np.float32(alpha), integer_decay(alpha), np.float32(xi / 2),
         np.float32(math.pi * xi / 2), adjoint.view(steps, rows, length).numpy(), partial.numpy(),
     )  # fmt: skip
     if not learned:
@@ -159,162 +152,151 @@ def backward(
     return adjoint, threshold_grad.view(threshold.shape)
 
 
-# Every kernel works on a range of rows and holds no lock of Python's.
+# Every kernel works on a range of rows, `_CHUNK` elements at a time, and holds no lock of Python's. The arithmetic of a
+# step is in `_step` and `_integer_step` alone; their arrays never overlap, which is when LLVM vectorises.
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _forward_rows(first, last, current, threshold, repeat, alpha, membrane, spikes):  # type: ignore[no-untyped-def]
-    steps, _, length = current.shape
-    rest = np.zeros(min(_CHUNK, length), np.float32)
-    zero, one = np.float32(0), np.float32(1)
-    for row in range(first, last):
-        for lo in range(0, length, _CHUNK):
-            hi = min(length, lo + _CHUNK)
-            before, fired = rest[: hi - lo], rest[: hi - lo]
-            for t in range(steps):
-                x, u, s = current[t, row, lo:hi], membrane[t, row, lo:hi], spikes[t, row, lo:hi]
-                if repeat == 0:
-                    v = threshold[lo:hi]
-                    for i in range(hi - lo):
-                        u[i] = alpha * before[i] + x[i] - v[i] * fired[i]
-                    for i in range(hi - lo):
-                        s[i] = one if u[i] >= v[i] else zero
-                else:
-                    w = threshold[row % repeat]
-                    for i in range(hi - lo):
-                        u[i] = alpha * before[i] + x[i] - w * fired[i]
-                    for i in range(hi - lo):
-                        s[i] = one if u[i] >= w else zero
-                before, fired = u, s
+def _step(x, before, fired, v, alpha, u):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        u[i] = alpha * before[i] + x[i] - v[i] * fired[i]
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _integer_rows(first, last, current, threshold, unit, repeat, decay, membrane, spikes):  # type: ignore[no-untyped-def]
-    """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it."""
-    steps, _, length = current.shape
-    finer = 1 / unit  # a power of two: exact
-    rest = np.zeros(min(_CHUNK, length), np.float32)
-    zero, one = np.float32(0), np.float32(1)
+def _integer_step(x, before, fired, v, unit, decay, u):  # type: ignore[no-untyped-def]
+    """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it. unit:
+    [2, n], the unit and its inverse, powers of two."""
     low, high = np.float64(MEMBRANE_MIN), np.float64(MEMBRANE_MAX)
-    for row in range(first, last):
-        for lo in range(0, length, _CHUNK):
-            hi = min(length, lo + _CHUNK)
-            before, fired = rest[: hi - lo], rest[: hi - lo]
-            for t in range(steps):
-                x, u, s = current[t, row, lo:hi], membrane[t, row, lo:hi], spikes[t, row, lo:hi]
-                if repeat == 0:
-                    v, g, inverse = threshold[lo:hi], unit[lo:hi], finer[lo:hi]
-                    for i in range(hi - lo):
-                        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) * inverse[i]
-                        value = np.trunc(np.float64(before[i]) * inverse[i] * decay) + drive
-                        u[i] = np.float32(min(max(value, low), high) * g[i])
-                    for i in range(hi - lo):
-                        s[i] = one if u[i] >= v[i] else zero
-                else:
-                    w, wide, narrow = threshold[row % repeat], unit[row % repeat], finer[row % repeat]
-                    for i in range(hi - lo):
-                        drive = (np.float64(x[i]) - np.float64(w) * fired[i]) * narrow
-                        value = np.trunc(np.float64(before[i]) * narrow * decay) + drive
-                        u[i] = np.float32(min(max(value, low), high) * wide)
-                    for i in range(hi - lo):
-                        s[i] = one if u[i] >= w else zero
-                before, fired = u, s
+    wide, finer = unit[0], unit[1]
+    for i in range(x.size):
+        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) * finer[i]
+        value = np.trunc(np.float64(before[i]) * finer[i] * decay) + drive
+        u[i] = np.float32(min(max(value, low), high) * wide[i])
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _spikes_rows(first, last, current, threshold, repeat, alpha, spikes):  # type: ignore[no-untyped-def]
-    steps, _, length = current.shape
-    rest, membrane = np.zeros(min(_CHUNK, length), np.float32), np.empty(min(_CHUNK, length), np.float32)
+def _compare(u, v, s):  # type: ignore[no-untyped-def]
     zero, one = np.float32(0), np.float32(1)
+    for i in range(u.size):
+        s[i] = one if u[i] >= v[i] else zero
+
+
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
+def _neurons(threshold, unit, repeat, row, lo, v, units):  # type: ignore[no-untyped-def]
+    """Thresholds (and units with their inverses) of the chunk that begins at lo of a row, one for each element."""
+    for i in range(v.size):
+        v[i] = threshold[lo + i] if repeat == 0 else threshold[row % repeat]
+    if unit.size:
+        for i in range(v.size):
+            wide = unit[0] if unit.size == 1 else unit[lo + i] if repeat == 0 else unit[row % repeat]
+            units[0, i] = wide
+            units[1, i] = 1 / wide
+
+
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
+def fire_rows(first, last, current, threshold, unit, repeat, alpha, decay, spikes):  # type: ignore[no-untyped-def]
+    """unit empty: membranes on no grid. repeat 0: a threshold for each element of a row; otherwise for so many rows in
+    turn."""
+    steps, _, length = current.shape
+    size = min(_CHUNK, length)
+    membranes, rest = np.empty((2, size), np.float32), np.zeros(size, np.float32)
+    limits, units = np.empty(size, np.float32), np.empty((2, size if unit.size else 0), np.float64)
     for row in range(first, last):
         for lo in range(0, length, _CHUNK):
             hi = min(length, lo + _CHUNK)
-            u, fired = membrane[: hi - lo], rest[: hi - lo]
-            u[:] = zero
+            v, fired, before = limits[: hi - lo], rest[: hi - lo], rest[: hi - lo]
+            _neurons(threshold, unit, repeat, row, lo, v, units)
             for t in range(steps):
-                x, s = current[t, row, lo:hi], spikes[t, row, lo:hi]
-                if repeat == 0:
-                    v = threshold[lo:hi]
-                    for i in range(hi - lo):
-                        u[i] = alpha * u[i] + x[i] - v[i] * fired[i]
-                    for i in range(hi - lo):
-                        s[i] = one if u[i] >= v[i] else zero
+                x, u, s = current[t, row, lo:hi], membranes[t % 2, : hi - lo], spikes[t, row, lo:hi]
+                if unit.size:
+                    _integer_step(x, before, fired, v, units, decay, u)
                 else:
-                    w = threshold[row % repeat]
-                    for i in range(hi - lo):
-                        u[i] = alpha * u[i] + x[i] - w * fired[i]
-                    for i in range(hi - lo):
-                        s[i] = one if u[i] >= w else zero
-                fired = s
+                    _step(x, before, fired, v, alpha, u)
+                _compare(u, v, s)
+                before, fired = u, s
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _rates_rows(first, last, x, threshold, repeat, steps, alpha, found):  # type: ignore[no-untyped-def]
     length = x.shape[1]
     size = min(_CHUNK, length)
-    membrane, fired, limit = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
-    zero, one = np.float32(0), np.float32(1)
+    membranes, fired = np.empty((2, size), np.float32), np.empty((2, size), np.float32)
+    rest, limits, units = np.zeros(size, np.float32), np.empty(size, np.float32), np.empty((2, 0), np.float64)
     for row in range(first, last):
         for lo in range(0, length, _CHUNK):
             n = min(length, lo + _CHUNK) - lo
-            drive, total = x[row, lo : lo + n], found[row, lo : lo + n]
-            u, s, v = membrane[:n], fired[:n], limit[:n]
-            for i in range(n):
-                u[i] = s[i] = total[i] = zero
-                v[i] = threshold[lo + i] if repeat == 0 else threshold[row % repeat]
-            for _ in range(steps):
+            v, total = limits[:n], found[row, lo : lo + n]
+            _neurons(threshold, units[0], repeat, row, lo, v, units)
+            total[:] = 0
+            before, last_fired = rest[:n], rest[:n]
+            for t in range(steps):
+                u, s = membranes[t % 2, :n], fired[t % 2, :n]
+                _step(x[row, lo : lo + n], before, last_fired, v, alpha, u)
+                _compare(u, v, s)
                 for i in range(n):
-                    u[i] = alpha * u[i] + drive[i] - v[i] * s[i]
-                for i in range(n):
-                    s[i] = one if u[i] >= v[i] else zero
                     total[i] += s[i]
+                before, last_fired = u, s
             for i in range(n):
                 total[i] /= np.float32(steps)
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _threshold_part(t, a, following, now, before, threshold, scale, scaled, repeat, row, alpha, out, lo):  # type: ignore[no-untyped-def]
-    zero, one = np.float32(0), np.float32(1)
-    reset = np.float32(1 if t > 0 else 0)
+def _adjoint_step(grad, u, v, c, following, alpha, half_xi, slope, a):  # type: ignore[no-untyped-def]
+    one = np.float32(1)
+    for i in range(a.size):
+        x = slope * c[i] * (u[i] - v[i])
+        a[i] = half_xi * c[i] / (one + x * x) * (grad[i] - v[i] * following[i]) + alpha * following[i]
+
+
+@njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _threshold_part(a, following, u, before, v, c, scaled, alpha, repeat, out):  # type: ignore[no-untyped-def]
+    """What one step adds to dL/dV; before: the membranes that reset this step, below every threshold in the first."""
+    zero, one, total = np.float32(0), np.float32(1), np.float32(0)
     if repeat == 0:
-        v, c, target = threshold[lo : lo + a.size], scale[lo : lo + a.size], out[lo : lo + a.size]
         for i in range(a.size):
-            through = (a[i] - alpha * following[i]) * (one + scaled * (now[i] - v[i]) * c[i])
-            target[i] -= through + (reset * a[i] if before[i] >= v[i] else zero)
+            through = (a[i] - alpha * following[i]) * (one + scaled * (u[i] - v[i]) * c[i])
+            out[i] -= through + (a[i] if before[i] >= v[i] else zero)
     else:
-        w, k, total = threshold[row % repeat], scale[row % repeat], zero
         for i in range(a.size):
-            through = (a[i] - alpha * following[i]) * (one + scaled * (now[i] - w) * k)
-            total += through + (reset * a[i] if before[i] >= w else zero)
+            through = (a[i] - alpha * following[i]) * (one + scaled * (u[i] - v[i]) * c[i])
+            total += through + (a[i] if before[i] >= v[i] else zero)
         out[0] -= total
 
 
-# The two loops are apart because LLVM vectorises a loop only while it can check its arrays for overlap.
-@njit(cache=_CACHE, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _backward_rows(first, last, grad, membrane, threshold, scale, scaled, repeat, alpha, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
-    steps, _, length = membrane.shape
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
+def adjoint_rows(first, last, grad, current, threshold, unit, scaled, repeat, alpha, decay, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
+    steps, _, length = current.shape
     wanted = partial.shape[0] > 0
-    one = np.float32(1)
-    nothing = np.zeros(min(_CHUNK, length), np.float32)
+    size = min(_CHUNK, length)
+    membranes, fired = np.empty((steps, size), np.float32), np.empty((2, size), np.float32)
+    rest, never = np.zeros(size, np.float32), np.full(size, -np.inf, np.float32)
+    limits, slopes = np.empty(size, np.float32), np.ones(size, np.float32)
+    units = np.empty((2, size if unit.size else 0), np.float64)
     for row in range(first, last):
         if wanted:
             partial[row, :] = 0
         for lo in range(0, length, _CHUNK):
             hi = min(length, lo + _CHUNK)
-            for t in range(steps - 1, -1, -1):
-                g, u, a = grad[t, row, lo:hi], membrane[t, row, lo:hi], adjoint[t, row, lo:hi]
-                following = adjoint[t + 1, row, lo:hi] if t < steps - 1 else nothing[: hi - lo]
-                if repeat == 0:
-                    v, c = threshold[lo:hi], scale[lo:hi]
-                    for i in range(hi - lo):
-                        x = slope * c[i] * (u[i] - v[i])
-                        a[i] = half_xi * c[i] / (one + x * x) * (g[i] - v[i] * following[i]) + alpha * following[i]
+            n = hi - lo
+            v, c, before, s = limits[:n], slopes[:n], rest[:n], rest[:n]
+            _neurons(threshold, unit, repeat, row, lo, v, units)
+            if scaled:
+                for i in range(n):
+                    c[i] = np.float32(1) / v[i]
+            for t in range(steps):
+                u = membranes[t, :n]
+                if unit.size:
+                    _integer_step(current[t, row, lo:hi], before, s, v, units, decay, u)
                 else:
-                    w, k = threshold[row % repeat], scale[row % repeat]
-                    near, peak = slope * k, half_xi * k
-                    for i in range(hi - lo):
-                        x = near * (u[i] - w)
-                        a[i] = peak / (one + x * x) * (g[i] - w * following[i]) + alpha * following[i]
+                    _step(current[t, row, lo:hi], before, s, v, alpha, u)
+                s = fired[t % 2, :n]
+                _compare(u, v, s)
+                before = u
+            for t in range(steps - 1, -1, -1):
+                u, a = membranes[t, :n], adjoint[t, row, lo:hi]
+                following = adjoint[t + 1, row, lo:hi] if t < steps - 1 else rest[:n]
+                _adjoint_step(grad[t, row, lo:hi], u, v, c, following, alpha, half_xi, slope, a)
                 if wanted:
-                    _threshold_part(t, a, following, u, membrane[max(t - 1, 0), row, lo:hi], threshold, scale, scaled,
-                                    repeat, row, alpha, partial[row], lo)  # fmt: skip
+                    reset = membranes[t - 1, :n] if t else never[:n]
+                    target = partial[row, lo:hi] if repeat == 0 else partial[row]
+                    _threshold_part(a, following, u, reset, v, c, np.float32(scaled), alpha, repeat, target)

@@ -125,31 +125,38 @@ def _backward(
 
 
 class _LIF(torch.autograd.Function):
-    """Saves the membranes only: spikes are recomputed from them."""
+    """Saves the membranes only: spikes are recomputed from them. Compiled for the CPU it saves the current instead,
+    whose memory is there already, and recomputes both.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool, unit: Tensor | None
     ) -> Tensor:
         threshold = threshold.to(current.dtype)
+        ctx.alpha, ctx.xi, ctx.scaled = alpha, xi, scaled
         if lif_cpu.usable(current, threshold):
-            membrane, spikes = lif_cpu.forward(current, threshold, alpha, unit)
-        elif unit is None and lif_triton.usable(current, threshold):
+            ctx.save_for_backward(current, threshold, unit)
+            return lif_cpu.spikes(current, threshold, alpha, unit)
+        if unit is None and lif_triton.usable(current, threshold):
             membrane, spikes = lif_triton.forward(current, threshold, alpha)
         else:
             membrane, spikes = _forward(current, threshold, alpha, unit)
         ctx.save_for_backward(membrane, threshold)
-        ctx.alpha, ctx.xi, ctx.scaled = alpha, xi, scaled
         return spikes
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        membrane, threshold = ctx.saved_tensors
-        fast = next((path for path in (lif_cpu, lif_triton) if path.usable(membrane, threshold)), None)
-        if fast is not None:
-            learned = ctx.needs_input_grad[1]
-            adjoint, threshold_grad = fast.backward(grad, membrane, threshold, ctx.alpha, ctx.xi, learned, ctx.scaled)
+        how = (ctx.alpha, ctx.xi, ctx.needs_input_grad[1], ctx.scaled)
+        saved = ctx.saved_tensors
+        if len(saved) == 3:
+            current, threshold, unit = saved
+            found = lif_cpu.backward(grad, current, threshold, *how, unit)
         else:
-            adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
-            threshold_grad = wide.sum_to_size(threshold.shape)
-        return adjoint, threshold_grad, None, None, None, None
+            membrane, threshold = saved
+            if lif_triton.usable(membrane, threshold):
+                found = lif_triton.backward(grad, membrane, threshold, *how)
+            else:
+                adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
+                found = adjoint, wide.sum_to_size(threshold.shape)
+        return *found, None, None, None, None

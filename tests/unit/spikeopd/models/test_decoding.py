@@ -21,6 +21,7 @@ def make(seed=0, spread=0.2, **options):
     with torch.no_grad():
         for parameter in student.parameters():
             parameter += spread * parameter.abs().mean() * torch.randn_like(parameter)
+            parameter.clamp_(-1.9, 1.9)  # of 2 and more, sixteen bits do not hold a weight
     return student
 
 
