@@ -295,10 +295,9 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             pairs = pairs or causal_pairs(None, x.shape[1], q.shape[3], k.shape[3], config.distances, x.device, x.dtype)
             a = fire("a", coincidences(q, k), pairs)
             z, rates = merge_heads(weighted_values(a, v)), a.mean(0) if maps else None
-        r = fire("r", z)
-        h = write(h, "o", self.out_proj(r))
-        f = fire("f", self.fc1(fire("x", h)))
-        h = write(h, "y", self.fc2(f))
+        del q, k, v  # what is not needed again must not outlive its use: spikes are floats here
+        h = write(h, "o", self.out_proj(fire("r", z)))
+        h = write(h, "y", self.fc2(fire("f", self.fc1(fire("x", h)))))
         last = self.index == config.num_hidden_layers - 1
         if last and self.training and self.log_threshold_h is not None and self.bias_h is not None:
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.

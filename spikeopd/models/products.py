@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _ROWS = 64  # fewer are not worth the conversions
+_AT_ONCE = 4096  # rows whose integer sums exist at once
 FAN_IN = 16  # likewise; and with a single column torch's product is wrong
 
 
@@ -58,18 +59,26 @@ def spike_linear(x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, coar
     return out
 
 
+def _currents(spikes: Tensor, integers: Planes, bias: Tensor, result: Tensor) -> None:
+    found = torch._int_mm(spikes, integers.integers.t())
+    out, unit = len(bias), integers.unit
+    if found.shape[1] > out:
+        found = torch.add(found[:, out:], found[:, :out], alpha=256)
+    if isinstance(unit, Tensor):
+        torch.addcmul(bias, found, unit.to(bias.dtype), out=result)
+    else:
+        torch.mul(found, unit, out=result).add_(bias)
+
+
 class _SpikeLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, coarse: bool) -> Tensor:
         spikes = x.flatten(0, -2).to(torch.int8)
-        found = torch._int_mm(spikes, integers.integers.t())
         out = weight.shape[0]
-        if found.shape[1] > out:
-            found = torch.add(found[:, out:], found[:, :out], alpha=256)
-        unit = integers.unit
-        result = torch.addcmul(bias, found, unit.to(bias.dtype)) if isinstance(unit, Tensor) else None
-        if result is None:
-            result = found.to(bias.dtype).mul_(unit).add_(bias)
+        result = torch.empty((len(spikes), out), dtype=bias.dtype)
+        for first in range(0, len(spikes), _AT_ONCE):
+            rows = slice(first, first + _AT_ONCE)
+            _currents(spikes[rows], integers, bias, result[rows])
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(spikes, weight)
             ctx.coarse = coarse
