@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from spikeopd.allocation import keep_freed_memory
 from spikeopd.models import lif_cpu
 from spikeopd.models.neurons import lif, lif_step
 
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in training; for all alike
     current = (torch.randn(*arguments.shape) * 0.7 + 0.2).requires_grad_()
     threshold = torch.tensor([0.7])
     weight = torch.randn(*arguments.shape)
