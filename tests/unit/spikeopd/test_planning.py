@@ -5,7 +5,7 @@ import torch
 
 from spikeopd.config import load_config, recipe_names, with_overrides
 from spikeopd.errors import ConfigError
-from spikeopd.models import products
+from spikeopd.models import lif_cpu, products
 from spikeopd.models.initialise import build_student
 from spikeopd.planning import GIB, Machine, block_bytes, parameters, plan
 
@@ -26,6 +26,7 @@ def test_parameters_are_those_of_the_student(recipe):
 def test_activations_are_what_autograd_keeps(monkeypatch, recipe, precision):
     """Bytes of every tensor that one more block saves for the backward pass, but for its weights."""
     monkeypatch.setattr(products, "fast", lambda: False)  # as on a GPU
+    monkeypatch.setattr(lif_cpu, "ENABLED", False)
     rows, length = 3, 40
     config = load_config(recipe, SMALL | {"train.precision": precision})
 
