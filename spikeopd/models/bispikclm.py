@@ -472,7 +472,8 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
                 if EMBED_SITE in membranes_of
                 else {},
             )
-        plain = attention_mask is None and not past
+        # Blocks that work in tiles need no mask; for the others one is made, not one each.
+        plain = attention_mask is None and not past and config.neuron == "lif" and attention_cpu.usable(x)
         pairs = None if plain else causal_pairs(
             attention_mask, batch, length, past + length, config.distances, x.device, x.dtype
         )  # fmt: skip
