@@ -28,6 +28,7 @@ from spikeopd.models import lif_cpu
 
 _CACHE = can_cache(__file__)
 WORD = 64
+SHORTEST = 128  # tokens
 TILE = 64  # queries whose maps exist at once in the backward pass
 _ROWS = 16  # and in the forward pass: their membranes stay in the cache
 _BUFFER = 1 << 23  # elements of such a tile; more sequences than fit go one group after another
@@ -46,10 +47,9 @@ class Synapse(NamedTuple):
 
 
 def usable(x: Tensor) -> bool:
-    return (
-        lif_cpu.ENABLED and x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-    )  # fmt: skip
+    """Whether the tiles serve for spikes [time, batch, token, d]: of short sequences the plain path is faster."""
+    kind = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return lif_cpu.ENABLED and kind and x.shape[2] >= SHORTEST and not torch.compiler.is_compiling()
 
 
 def attend(
