@@ -53,9 +53,9 @@ def test_every_backend_tells_the_same_story():
 @pytest.mark.slow
 def test_it_is_better_than_chance_by_far():
     from spikeopd.evaluation.models import open_model
-    from spikeopd.evaluation.scoring import Item, score
+    from spikeopd.evaluation.scoring import make_item, score
 
     model = open_model("stories")
     ids = model.tokenizer.encode("Once upon a time, there was a little girl named Lily. She loved to play outside.")
-    (result,) = score(model.scorer, [Item((ids[0],), tuple(ids[1:]))])
+    (result,) = score(model.scorer, [make_item(ids[:1], ids[1:], 256)])
     assert -result.total / (len(ids) - 1) < 3.0  # nats per token; chance is 8.8
