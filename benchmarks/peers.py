@@ -156,7 +156,7 @@ def stage2(arguments):
     config = load_config(
         "tiny", ["train.threads=1", "model.init=random", "model.max_position_embeddings=512", *changes]
     )
-    setup = random_setup(config, make_accelerator(config.train))
+    setup = random_setup(config, make_accelerator(config))
     options = setup.config.stage2
     start = spad.initial_student(setup)
     prompts = torch.randint(4, start.config.vocab_size, (rows, prompt), generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ def main() -> None:
     a = parser.parse_args()
     logging.disable_progress_bar()
     config = load_config(a.config, ["train.threads=1"])
-    setup = build(config, make_accelerator(config.train))
+    setup = build(config, make_accelerator(config))
     student = spad.initial_student(setup).eval()
     student.config.deploy_precision = a.deploy
     options = config.stage2

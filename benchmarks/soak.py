@@ -94,7 +94,7 @@ def soak_updates(count: int, scale: str = "small") -> None:
     words = [f"stage2.{word}" for word in SCALES[scale]] or SMALL
     words = [*words, f"stage2.updates={count}", "stage1.updates=2", "stage1.deploy_updates=0", "train.threads=1"]
     config = load_config("tiny", [*words, "train.save_every=100"])
-    setup = random_setup(config, make_accelerator(config.train))
+    setup = random_setup(config, make_accelerator(config))
     watch = Watch(f"Stage-2 updates, {scale}")
 
     class Log(RunLog):

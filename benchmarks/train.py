@@ -143,7 +143,7 @@ def main() -> None:
     changes = [f"{key}={value}" for key, value in SHAPES[arguments.shape].items()]
     changes += [f"stage1.micro_batch_size={arguments.rows}", f"data.sequence_length={arguments.length}"]
     config = load_config("tiny", [*changes, "model.init=random", "stage1.deploy_updates=0", *arguments.overrides])
-    setup = random_setup(config, make_accelerator(config.train))
+    setup = random_setup(config, make_accelerator(config))
     for stage in arguments.stage:
         with tempfile.TemporaryDirectory() as folder, RunLog(folder, quiet=True) as log:
             update, tokens = (stage1 if stage == 1 else stage2)(setup, log)

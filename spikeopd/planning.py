@@ -67,6 +67,12 @@ def _calculated(config: Config, place: Machine) -> dict[str, Any]:
     return {"machine": vars(place), "parameters": parameters(config), **stages, "fits": fits}
 
 
+def needed(config: Config) -> int:
+    """Bytes that one process takes at most, on a machine of its own."""
+    stages = _calculated(config, Machine(gpus=1))
+    return int(GIB * max(stages[name]["memory_gib"] for name in ("stage1", "stage2") if name in stages))
+
+
 def changes(config: Config, place: Machine) -> str:
     """The overrides under which the recipe fits, those first that change no result; or that there are none."""
     taken: list[str] = []

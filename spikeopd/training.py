@@ -85,7 +85,7 @@ def train(
         _same_config(config, folder)
     check_paths(config, folder, resume)
     no_bars()
-    accelerator = make_accelerator(config.train)
+    accelerator = make_accelerator(config)
     main = accelerator.is_main_process
     with (
         _full_disk(folder),
@@ -206,7 +206,7 @@ def dry_run(config: Config, note: Callable[[str], None] | None = None) -> dict[s
     sizes = {name: f"{value} for {config.model.sizes()[name]}" for name, value in model.sizes().items()}
     smaller = {name: text for name, text in sizes.items() if text.split()[0] != text.split()[-1]}
     note("a random teacher and student" + (", smaller than the recipe's" if smaller else ""))
-    setup = random_setup(small, make_accelerator(small.train))
+    setup = random_setup(small, make_accelerator(small))
     with tempfile.TemporaryDirectory() as folder, RunLog(folder, quiet=True) as log:
         losses: dict[str, Any] = {}
         if config.train.stage != "2":

@@ -24,7 +24,7 @@ def small_config(*overrides: str):
 
 def small_setup(*overrides: str):
     config = small_config(*overrides)
-    return random_setup(config, make_accelerator(config.train))
+    return random_setup(config, make_accelerator(config))
 
 
 class Killed(BaseException):

@@ -21,10 +21,11 @@ from transformers import PreTrainedModel
 
 from spikeopd import quality
 from spikeopd.allocation import keep_freed_memory
-from spikeopd.config import Config, TrainConfig
+from spikeopd.config import Config
 from spikeopd.errors import CheckFailed, ConfigError, InputError
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
 from spikeopd.models.teacher import check_fit, fingerprint, load_teacher, load_teacher_config
+from spikeopd.planning import needed
 from spikeopd.registry import METHODS
 from spikeopd.students import load_student
 from spikeopd.text.tokenizer import Tokenizer, load_tokenizer
@@ -74,8 +75,9 @@ class Setup:
         }
 
 
-def make_accelerator(train: TrainConfig) -> Accelerator:
-    keep_freed_memory()
+def make_accelerator(config: Config) -> Accelerator:
+    train = config.train
+    keep_freed_memory(needed(config))
     if train.threads:
         torch.set_num_threads(train.threads)
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":

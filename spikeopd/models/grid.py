@@ -32,6 +32,7 @@ COUNT_UNIT = 2.0**-COUNT_SHIFT
 RESIDUAL_UNIT = 2.0**-RESIDUAL_FRACTION_BITS
 MANTISSA_BITS = 18
 HEAD_LIMIT = (1 << (LOGIT_INPUT_BITS - 1)) - 1
+FRACTION = (1 << 52) - 1  # the bits of a float64 that are not its sign and exponent
 HEAD_SIGMAS = 8.0  # a normalised feature further out than this is clipped
 
 
@@ -62,8 +63,10 @@ def on_unit(values: Tensor, unit: Tensor | float, low: int = -SITE_LIMIT, high: 
 
 def power_of_two_above(values: Tensor) -> Tensor:
     """The smallest power of two that is at least `values` > 0, float64."""
-    mantissa, exponent = torch.frexp(values.double())
-    return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+    # From the bits of the number: exact, and torch.compile has no working frexp.
+    bits = values.double().view(torch.int64)
+    power = bits & ~FRACTION
+    return torch.where(bits == power, power, power + FRACTION + 1).view(torch.float64)
 
 
 def weight_scale(weight: Tensor, floor: Tensor, limit: int = WEIGHT_MAX) -> Tensor:

@@ -265,7 +265,7 @@ def diagnose(
 
     no_bars()
     config = runs[0][0].config
-    setup = build(config, make_accelerator(config.train))
+    setup = build(config, make_accelerator(config))
     path, options = request.folder / "bank.npz", config.stage2
     students = {
         row.label: place(configured_student(group[0]["student"], config), setup.device)

@@ -160,7 +160,7 @@ def evaluate_teacher(config: Config) -> dict[str, float]:
     from spikeopd.studies import efficiency
     from spikeopd.text.tokens import sequential_windows
 
-    setup = build(config, make_accelerator(config.train))
+    setup = build(config, make_accelerator(config))
     length = min(config.data.sequence_length, config.model.sizes()["max_position_embeddings"])
     ids = torch.from_numpy(sequential_windows(setup.validation, length)[:WINDOWS].astype("int64")).to(setup.device)
     spent = efficiency.of_teacher(config)
@@ -182,7 +182,7 @@ def evaluate(config: Config, student: Path, k: int) -> dict[str, float]:
     from spikeopd.studies import efficiency
     from spikeopd.text.tokens import batch, sequential_windows
 
-    setup = build(config, make_accelerator(config.train))
+    setup = build(config, make_accelerator(config))
     model = place(configured_student(str(student), config), setup.device)
     options, shape, chunk = config.stage2, model.config, config.train.kl_chunk_tokens
     head, layers = output_table(setup.teacher), tuple(range(shape.num_hidden_layers))

@@ -39,6 +39,13 @@ def test_power_of_two_by_hand():
     assert grid.power_of_two_above(values).tolist() == expected
 
 
+@given(st.floats(2.0**-1000, 2.0**1000))
+def test_power_of_two_is_frexps(value):
+    mantissa, exponent = math.frexp(value)
+    expected = math.ldexp(1.0, exponent - (mantissa == 0.5))
+    assert grid.power_of_two_above(torch.tensor([value], dtype=torch.float64)).item() == expected
+
+
 def integer_neuron(current, threshold, a):
     """The contract's neuron with Python's integers; current [T], spikes [T]."""
     v, s, out = 0, 0, []
