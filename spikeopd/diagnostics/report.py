@@ -46,6 +46,18 @@ def compare(results: Mapping[str, Paired]) -> dict[str, Any]:
     return found
 
 
+def mean_curves(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over seeds of every number and curve of `compare`. Standard errors over prompts are averaged too: the
+    seeds share a bank, so their errors are not independent.
+    """
+    return {
+        key: mean_curves([seed[key] for seed in seeds])
+        if isinstance(value, Mapping)
+        else np.mean([seed[key] for seed in seeds], 0).tolist()
+        for key, value in seeds[0].items()
+    }
+
+
 def table(values: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Mapping[str, float]] = PAPER) -> str:
     """One row per checkpoint, then the paper's rows (125M; raw units: compare within one model only)."""
     width = max(len(name) for name in (*values, *paper)) + 2

@@ -245,11 +245,8 @@ def _stage1(config: Config) -> list[Row]:
     """SpAD whole and with each of its five targets left out."""
     parts = {"EA": "emb", "SAA": "attn", "SFA": "feat", "STA": "soft", "HTA": "hard"}
     return [
-        Row("SpAD", kind="stage1", one_seed=True),
-        *(
-            Row(f"w/o {name}", kind="stage1", one_seed=True, base=(f"stage1.lambda_{key}=0",))
-            for name, key in parts.items()
-        ),
+        Row("SpAD", kind="stage1"),
+        *(Row(f"w/o {name}", kind="stage1", base=(f"stage1.lambda_{key}=0",)) for name, key in parts.items()),
     ]
 
 

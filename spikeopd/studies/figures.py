@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spikeopd.diagnostics.report import draw as draw_diagnostics
-from spikeopd.diagnostics.report import pyplot, save
+from spikeopd.diagnostics.report import mean_curves, pyplot, save
 from spikeopd.quality import CollapseDetector
 from spikeopd.studies.definitions import Row, Study
 from spikeopd.studies.pareto import pareto
@@ -158,7 +158,10 @@ def draw(
     if study.figure == "collapse":
         return collapse(rows, results, folder, about)
     if study.figure == "diagnostics":
-        curves = {row.label: runs[0]["diagnostics_curves"] for row, runs in zip(rows, results, strict=True)}
+        curves = {
+            row.label: mean_curves([run["diagnostics_curves"] for run in runs])
+            for row, runs in zip(rows, results, strict=True)
+        }
         return draw_diagnostics(curves, folder, "figure", about)
     if study.figure == "pareto":
         return pareto(rows, values, folder)

@@ -155,3 +155,9 @@ def test_diagnose_command(world, tmp_path, capsys, monkeypatch):
     assert "--temperature nan must be" in capsys.readouterr().err
     assert cli.main(["diagnose", str(tmp_path / "offline"), "nameless"]) == 2
     assert "give a name and a checkpoint" in capsys.readouterr().err
+
+
+def test_means_over_seeds_keep_every_number_and_curve():
+    seeds = [{"gap": 1.0, "curve": [0.0, 2.0], "errors": {"curve": [1.0, 1.0]}},
+             {"gap": 2.0, "curve": [1.0, 6.0], "errors": {"curve": [3.0, 2.0]}}]  # fmt: skip
+    assert report.mean_curves(seeds) == {"gap": 1.5, "curve": [0.5, 4.0], "errors": {"curve": [2.0, 1.5]}}

@@ -128,16 +128,19 @@ def ask(world, output, name, *, start=True, seeds=(0,)):
 
 
 def test_studies_share_finished_runs_and_repeat_none(world, tmp_path, here):
-    first = studying.carry_out(ask(world, tmp_path, "diagnostics", start=False), lambda line: None)
-    assert len(here) == 4, "Stage 1, the checkpoint, Vanilla, SpikeOPD"
+    asked = ask(world, tmp_path, "diagnostics", start=False, seeds=(0, 1))
+    first = studying.carry_out(asked, lambda line: None)
+    assert len(here) == 6, "Stage 1, the checkpoint, Vanilla and SpikeOPD twice"
     assert [row["label"] for row in first["rows"]] == ["Offline-only", "Vanilla OPD", "SpikeOPD"]
-    assert all(math.isfinite(row["values"]["membrane_drift"]["mean"]) for row in first["rows"])
+    drifts = [row["values"]["membrane_drift"] for row in first["rows"]]
+    assert [drift["n"] for drift in drifts] == [1, 2, 2] and all(math.isfinite(drift["mean"]) for drift in drifts)
+    assert drifts[1]["sd"] > 0 and drifts[1]["mean"] != drifts[2]["mean"]
     written = {path.name for path in (tmp_path / "diagnostics").iterdir()}
     assert {"table.txt", "table.csv", "table.tex", "figure.png", "figure.svg", "result.json", "bank.npz"} <= written
     assert "2.67" in (tmp_path / "diagnostics" / "table.txt").read_text()
     bank = (tmp_path / "diagnostics" / "bank.npz").read_bytes()
-    again = studying.carry_out(ask(world, tmp_path, "diagnostics", start=False), lambda line: None)
-    assert len(here) == 4 and (tmp_path / "diagnostics" / "bank.npz").read_bytes() == bank
+    again = studying.carry_out(asked, lambda line: None)
+    assert len(here) == 6 and (tmp_path / "diagnostics" / "bank.npz").read_bytes() == bank
     assert again["text"] == first["text"]
     ablation = ask(world, tmp_path, "ablation", start=False)
     assert [entry["finished"] for entry in studying.plan(ablation)] == [True, True, False, False, False]
