@@ -1,4 +1,4 @@
-"""Efficiency columns of Tab. 2: operations and energy of one context by Appendix E, and those that the paper prints.
+"""Efficiency columns of Table 2: operations and energy of one context by Appendix E, and those that the paper prints.
 
 The one place of `spikeopd` that asks the package `energy`, which needs nothing but numpy.
 """

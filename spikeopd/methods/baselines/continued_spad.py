@@ -1,4 +1,4 @@
-"""Continued SpAD: the five targets of Stage 1 for as many updates as Stage 2 has, on corpus windows. No rollouts.
+"""Continued SpAD: the targets of Stage 1 for as many updates as Stage 2 has, on corpus windows. No rollouts.
 
 Batch, window and learning rate are Stage 2's, so that the budget is the other methods'; the gradient is clipped as in
 Stage 1, whose objective it continues. The alignment maps of Stage 1 are not part of a student's folder; they are fitted

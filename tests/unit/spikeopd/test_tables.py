@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spikeopd import tables
 from spikeopd.studies.tables import Table
 
-RESULTS = sorted(Path(__file__).parents[3].glob("docs/results/*/table.csv"))
+RESULTS = sorted(Path(__file__).parents[3].glob("docs/results/**/table.csv"))
 
 
 def test_by_hand():
