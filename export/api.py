@@ -123,7 +123,9 @@ def export(
     config = read_config(folder) if isinstance(student, Path | str) else student.config.to_dict()
     check_output(output)
     if (kind := config.get("neuron", "lif")) not in ("lif", *GRADED):
-        raise InputError(f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' or 'quantised': it cannot be exported")
+        raise InputError(
+            f"student {folder}: its neuron is {kind!r}; a bundle holds 'lif' or 'quantised': it cannot be exported"
+        )
     to = to or ("arrays" if kind in GRADED else "nir")
     if kind in GRADED:
         _check_twin(folder, to, precision)

@@ -68,7 +68,7 @@ def deploy(config: Config) -> list[str]:
             "set stage1.deploy_updates=0"
         )
     if model.neuron not in ("lif", *GRADED):
-        found.append("stage1.deploy_updates: only model.neuron=lif and quantised have integers; set stage1.deploy_updates=0")
+        found.append("stage1.deploy_updates: model.neuron is neither lif nor quantised; set stage1.deploy_updates=0")
     if model.neuron in GRADED and model.num_steps & (model.num_steps - 1):
         found.append("stage1.deploy_updates: a quantised twin has integers for model.num_steps 1, 2, 4, 8, ... only")
     if config.train.precision != "fp32":

@@ -430,7 +430,7 @@ def test_what_is_added_to_a_table_can_be_chosen_at_once(monkeypatch):
     monkeypatch.setattr(module, "first", 1, raising=False)
     changes = {"model.neuron": "mine", "stage1.deploy_updates": 0}
     assert load_config("tiny", changes).model.neuron == "mine" and "mine" in explain("model.neuron")
-    with pytest.raises(ConfigError, match="only model.neuron=lif and quantised have integers; set stage1.deploy_updates=0"):
+    with pytest.raises(ConfigError, match="model.neuron is neither lif nor quantised; set stage1.deploy_updates=0"):
         load_config("tiny", {"model.neuron": "mine"})
     assert registry.load(NEURONS["mine"]) == 1
     monkeypatch.setattr(module, "first", 2)
