@@ -33,7 +33,9 @@ COLUMNS = (
 
 
 def compare(results: Mapping[str, Paired]) -> dict[str, Any]:
-    """Summaries by name, and Delta_spk of every later checkpoint against the first."""
+    """Summaries by name, and of every later checkpoint against the first: Delta_spk, and the change of its KLs prompt by
+    prompt on the same prefixes, which shows what the noise of two separate means would hide.
+    """
     first = next(iter(results.values()))
     drift = dynamics.by_prompt(first)["spike_drift"]
     found = {}
@@ -42,6 +44,10 @@ def compare(results: Mapping[str, Paired]) -> dict[str, Any]:
         row["spike_improvement"] = dynamics.spike_improvement(first, paired).tolist()
         closed = drift - dynamics.by_prompt(paired)["spike_drift"]
         row["standard_errors"]["spike_improvement"] = dynamics.standard_error(closed).tolist()
+        for source in ("kappa_self", "kappa_corp"):
+            change = (getattr(paired, source) - getattr(first, source)).mean(1)
+            row[f"{source}_change"] = float(change.mean())
+            row["standard_errors"][f"{source}_change"] = float(dynamics.standard_error(change))
         found[name] = row
     return found
 
@@ -64,6 +70,16 @@ def table(values: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Mapping[s
     lines = [f"{'':<{width}}" + "".join(f"{label:>12}" for _, label, _ in COLUMNS)]
     for name, row in values.items():
         lines.append(f"{name:<{width}}" + "".join(f"{row[key] * scale:>12.4f}" for key, _, scale in COLUMNS))
+    first, *later = values
+    if later:
+        lines.append(f"KL against {first} on the same prefixes, ± standard error over prompts:")
+    for name in later:
+        row, errors = values[name], values[name]["standard_errors"]
+        said = [
+            f"{label} {row[f'{source}_change']:+.4f} ± {errors[f'{source}_change']:.4f}"
+            for source, label in (("kappa_self", "self"), ("kappa_corp", "corpus"))
+        ]
+        lines.append(f"{name:<{width}}{', '.join(said)}")
     if paper:
         lines.append("paper, OPT-125M (native units of that model; not comparable across models):")
     for name, row in paper.items():

@@ -73,7 +73,12 @@ def test_gaps_by_hand():
     assert values["standard_errors"]["prefix_gap"][0] == pytest.approx(abs(both[0] - both[1]) / 2), "two prompts"
     compared = report.compare({"first": paired, "still": still})
     assert compared["first"]["standard_errors"]["spike_improvement"] == [0.0, 0.0], "against itself"
+    assert compared["first"]["kappa_self_change"] == 0.0 and compared["still"]["kappa_self_change"] == -3.0
+    means = paired.kappa_self.mean(1)
+    error = compared["still"]["standard_errors"]["kappa_self_change"]
+    assert error == pytest.approx(abs(means[0] - means[1]) / 2) and error > 0, "two prompts"
     text = report.table(report.compare({"Offline-only": paired, "SpikeOPD": still}))
+    assert f"SpikeOPD      self -3.0000 ± {error:.4f}, corpus " in text and "KL against Offline-only" in text
     assert "0.1750" not in text and "1125.0000" in text and "2.67" in text  # mean drift 0.1125, times 1e4
 
 
