@@ -33,8 +33,8 @@ COLUMNS = (
 
 
 def compare(results: Mapping[str, Paired]) -> dict[str, Any]:
-    """Summaries by name, and of every later checkpoint against the first: Delta_spk, and the change of its KLs prompt by
-    prompt on the same prefixes, which shows what the noise of two separate means would hide.
+    """Summaries by name; against the first also Delta_spk and the change of the KLs, prompt by prompt on the same
+    prefixes, which shows what the noise of two separate means would hide.
     """
     first = next(iter(results.values()))
     drift = dynamics.by_prompt(first)["spike_drift"]
