@@ -203,7 +203,10 @@ class _LinearSums(torch.autograd.Function):
                 leaf = logits.detach().float() if logits.dtype != torch.float64 else logits.detach()
                 sums = function(leaf.requires_grad_(wanted), *parts)
                 scale = torch.tensor(weights, dtype=sums.dtype, device=sums.device)
-                slope = torch.autograd.grad((sums * scale).sum(), leaf)[0].to(logits.dtype) if wanted else None
+                # Without soft and hard labels no sum depends on the logits: their gradients stay 0.
+                slope = (
+                    torch.autograd.grad((sums * scale).sum(), leaf)[0].to(logits.dtype) if sums.requires_grad else None
+                )
             if slope is None:
                 pass
             elif slope.dtype == weight.dtype == x.dtype:

@@ -217,6 +217,14 @@ def test_linear_sums_have_the_gradient_of_plain_autograd(seed, rows, chunk, weig
     assert torch.equal(without[1], found[1])
 
 
+def test_linear_sums_that_no_logit_enters_have_gradients_of_zero():
+    """Stage 1 without soft and without hard labels: the head is idle, and stays in the graph for data parallelism."""
+    leaves = [x.requires_grad_() for x in (logits(0, 7, 5), logits(1, 23, 5), logits(2, 23))]
+    loss, sums = linear_sums(lambda q: q.new_zeros(2), [0.0, 0.0], 3, tuple(leaves))
+    loss.backward()
+    assert not sums.any() and all(x.grad is not None and not x.grad.any() for x in leaves)
+
+
 @settings(max_examples=15, deadline=None)
 @given(seeds, st.integers(1, 6), st.booleans(), st.sampled_from([(1.0, 0.5), (0.0, 2.0), (0.3, 0.0)]))
 def test_square_errors_have_the_gradient_of_plain_autograd(seed, n, masked, weights):
