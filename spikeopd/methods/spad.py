@@ -18,7 +18,7 @@ from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, configured_student, cosine_with_warmup
 from spikeopd.methods.sparsity import Pull, RateTarget
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper
+from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper, widen
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.text.tokens import batch
@@ -116,10 +116,12 @@ def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:
 def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     """The student before the first update, and what of it came from the teacher."""
     config, tokenizer = setup.config, setup.tokenizer
-    if earlier := config.stage1.model_name_or_path:
-        student = configured_student(earlier, config)
-        student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
-        return student, {"nothing": f"it goes on from {earlier}"}
+    earlier = None
+    if path := config.stage1.model_name_or_path:
+        earlier = configured_student(path, config)
+        earlier.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
+        if earlier.config.ffn_dim >= config.model.sizes()["ffn_dim"]:
+            return earlier, {"nothing": f"it goes on from {path}"}
     torch.manual_seed(config.train.seed)
     student = build_student(
         config.model,
@@ -133,6 +135,12 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     ids = batch(setup.train, batch_size=16, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
     windows = torch.from_numpy(ids).to(setup.device)
+    if earlier is not None:
+        widen(student, earlier, windows)
+        return student, {
+            "new neurons": f"what those of {transferred['blocks']} blocks hear; it goes on from {path} with "
+            f"{student.config.ffn_dim} feed-forward neurons instead of {earlier.config.ffn_dim}"
+        }
     calibrate(student, windows)
     if setup.teacher.config.model_type != "opt":  # an OPT's students start close enough, and as they always did
         temper(student, windows)

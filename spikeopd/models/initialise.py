@@ -101,18 +101,23 @@ def _copy_block(block: BiSpikCLMBlock, layer: Any) -> None:
 
 
 def _copy_llama_block(block: BiSpikCLMBlock, layer: Any) -> None:
-    """Projections with the gains of the norms before them. The student has no rotations and no gate: a neuron of its
-    feed-forward layer hears gate and up together, and drives what their product drives.
+    """Projections with the gains of the norms before them. The student has no rotations and no product of currents.
+
+    A neuron of its feed-forward layer hears gate + up and drives what silu(gate) up drives. With twice the teacher's
+    neurons each has a partner that hears gate - up and drives the opposite, and the pair follows the product's sign:
+    f(g + u) - f(g - u) rises with u wherever the gate is open, and is 0 at u = 0.
     """
     attention, mlp = layer.self_attn, layer.mlp
+    gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+    paired = block.config.ffn_dim == 2 * len(gate)
     before, behind = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
     pairs = {
         "q_proj": attention.q_proj.weight * before,
         "k_proj": attention.k_proj.weight * before,
         "v_proj": attention.v_proj.weight * before,
         "out_proj": attention.o_proj.weight,
-        "fc1": (mlp.gate_proj.weight + mlp.up_proj.weight) * behind,
-        "fc2": mlp.down_proj.weight,
+        "fc1": (torch.cat([gate + up, gate - up]) if paired else gate + up) * behind,
+        "fc2": torch.cat([down, -down], dim=1) if paired else down,
     }
     for name, theirs in pairs.items():
         _copy_projection(name, getattr(block, name), theirs)
@@ -180,6 +185,28 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
 
 
 @torch.no_grad()
+def widen(student: BiSpikCLMForCausalLM, earlier: BiSpikCLMForCausalLM, input_ids: Tensor) -> None:
+    """Give an untrained student all that a trained one of fewer feed-forward neurons has: the same function.
+
+    The neurons that `earlier` lacks keep the projections they started with, calibrated on its stream, and write
+    nothing until an update teaches them to.
+    """
+    mine = student.state_dict()
+    for name, theirs in earlier.state_dict().items():
+        if name.endswith("fc2.weight"):
+            mine[name].zero_()
+        mine[name][tuple(map(slice, theirs.shape))].copy_(theirs)
+    student.config.deploy_precision = earlier.config.deploy_precision
+    rescale = partial(_rescale, target=student.config.threshold, first=earlier.config.ffn_dim)
+    hooks = [block.fc1.register_forward_pre_hook(rescale) for block in student.model.layers]
+    try:
+        student.model(input_ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
 def temper(student: BiSpikCLMForCausalLM, input_ids: Tensor) -> None:
     """Scale the logits of an untrained student by the power of two, at most 1, of least cross-entropy on this text.
 
@@ -232,14 +259,15 @@ def _threshold_for(current: Tensor, rate: float, config: BiSpikCLMConfig, rounds
     return high
 
 
-def _rescale(module: SpikeLinear, arguments: tuple[Tensor], target: float) -> None:
-    """Each neuron's current to mean 0 and standard deviation `target`."""
-    current = nn.functional.linear(arguments[0], module.weight).flatten(0, -2)
+def _rescale(module: SpikeLinear, arguments: tuple[Tensor], target: float, first: int = 0) -> None:
+    """The current of each neuron, from the `first` one on, to mean 0 and standard deviation `target`."""
+    weight, bias = module.weight[first:], module.bias[first:]
+    current = nn.functional.linear(arguments[0], weight).flatten(0, -2)
     scale = target / current.std(0).clamp(min=1e-6)
     # A neuron that hears almost nothing must not get enormous weights: at most four times the typical scale.
     scale = scale.clamp(max=4 * scale.median().item())
-    module.weight.mul_(scale[:, None])
-    module.bias.copy_(-scale * current.mean(0))
+    weight.mul_(scale[:, None])
+    bias.copy_(-scale * current.mean(0))
 
 
 def _rescale_write(module: SpikeLinear, arguments: tuple[Tensor], target: float) -> None:

@@ -163,9 +163,9 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
                 f"model.init=teacher copies the blocks of an OPT or a Llama, and the teacher is {teacher.model_type}"
             )
             mends.append("model.init=random")
-        elif any(getattr(model, part) != size for part, size in sizes.items()):
-            given = " and ".join(f"{part} {size}" for part, size in sizes.items())
-            problems.append(f"model.init=teacher needs blocks of one size, the teacher has {given}")
+        elif any(getattr(model, part) not in fitting for part, fitting in sizes.items()):
+            fit = " and ".join(f"{part} {' or '.join(map(str, fitting))}" for part, fitting in sizes.items())
+            problems.append(f"model.init=teacher copies blocks, and those of this teacher fit {fit}")
             mends.append("model.init=random")
     width = getattr(teacher, "hidden_size", model.hidden_size)
     if config.stage1.lambda_stream and config.train.stage != "2" and width != model.hidden_size:
@@ -180,12 +180,16 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
         raise InputError(f"teacher {name}:{what}{mend if mends else ''}")
 
 
-def block_sizes(teacher: Any) -> dict[str, int | None] | None:
-    """Sizes that a student must have to take over the blocks of this teacher (its configuration); None if none can."""
+def block_sizes(teacher: Any) -> dict[str, tuple[int, ...]] | None:
+    """Sizes that a student may have to take over the blocks of this teacher (its configuration); None if none can.
+
+    A Llama's gated neurons become one neuron of the student each, or a pair (`initialise._copy_llama_block`).
+    """
     if teacher.model_type == "opt":
-        return {part: getattr(teacher, part, None) for part in ("hidden_size", "ffn_dim")}
+        return {"hidden_size": (teacher.hidden_size,), "ffn_dim": (teacher.ffn_dim,)}
     if teacher.model_type == "llama" and teacher.num_key_value_heads == teacher.num_attention_heads:
-        return {"hidden_size": teacher.hidden_size, "ffn_dim": teacher.intermediate_size}
+        gated = teacher.intermediate_size
+        return {"hidden_size": (teacher.hidden_size,), "ffn_dim": (gated, 2 * gated)}
     return None
 
 

@@ -68,6 +68,26 @@ def test_stage_1_goes_on_from_a_bundle(tmp_path):
     assert said == {"nothing": f"it goes on from {tmp_path / 'b'}"}
 
 
+def test_stage_1_widens_a_bundle_that_has_fewer_neurons_than_it_is_asked_for(tmp_path):
+    setup = small_setup("model.block=plus", "stage1.deploy_updates=1")
+    student = spad.initial_student(setup)
+    student.config.deploy_precision = "int8"
+    write_bundle(lower(student).model, tmp_path / "b", BundleOptions())
+    neurons = student.config.ffn_dim + 8
+    setup = small_setup(
+        "model.block=plus",
+        "model.init=random",
+        f"model.ffn_dim={neurons}",
+        f"stage1.model_name_or_path={tmp_path / 'b'}",
+    )
+    found, said = spad.start_student(setup)
+    assert found.config.ffn_dim == neurons and str(neurons) in said["new neurons"]
+    ids = torch.arange(24)[None] % student.config.vocab_size
+    with torch.no_grad():
+        assert torch.equal(found.eval()(ids).logits, student.eval()(ids).logits)
+    assert_same_integers(lower(spad.initial_student(setup)).model, lower(found).model)
+
+
 def test_other_bundles_are_refused_in_a_line(tmp_path):
     write_bundle(lower(small_student()).model, tmp_path / "paper", BundleOptions())
     with pytest.raises(InputError, match="only the int8 bundle of a student trained in integers"):

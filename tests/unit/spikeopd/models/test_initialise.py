@@ -6,7 +6,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from spikeopd.config import BLOCKS
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
-from spikeopd.models.initialise import calibrate, start_from_teacher
+from spikeopd.models.initialise import calibrate, start_from_teacher, widen
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=97,
              max_position_embeddings=80)  # fmt: skip
@@ -49,3 +49,24 @@ def test_after_calibration_every_site_works_in_every_layer(block, init):
         else:
             assert 0.05 < spikes.mean() < 0.5, (layer, site, spikes.mean())
             assert (spikes.flatten(0, 2).sum(0) == 0).float().mean() < 0.1, (layer, site)
+
+
+@pytest.mark.parametrize("precision", ["none", "int8"])
+def test_a_widened_student_is_the_same_function_with_neurons_that_can_learn(precision):
+    student, teacher = make_pair(**BLOCKS["plus"])
+    start_from_teacher(student, teacher, blocks=True)
+    ids = torch.randint(4, 97, (8, 48), generator=torch.Generator().manual_seed(3))
+    calibrate(student, ids)
+    student.config.deploy_precision = precision
+    wide, _ = make_pair(**BLOCKS["plus"], ffn_dim=96)
+    widen(wide, student, ids)
+    assert wide.config.deploy_precision == precision
+    recorder = Recorder(sites=["f"])
+    with torch.no_grad():
+        assert torch.equal(wide(ids, recorder=recorder).logits, student(ids).logits)
+    for layer, block in enumerate(wide.model.layers):
+        assert not block.fc2.weight[:, 64:].any()
+        assert 0.1 < recorder.spikes[layer, "f"][..., 64:].mean() < 0.4
+    wide(ids, labels=ids).loss.backward()
+    for block in wide.model.layers:
+        assert block.fc2.weight.grad[:, 64:].abs().amax(0).gt(0).float().mean() > 0.8

@@ -83,8 +83,26 @@ def test_blocks_of_a_llama_are_taken_over():
         assert torch.allclose(x @ mine.fc1.weight.T, both, atol=1e-5)
         assert torch.equal(mine.fc2.weight, theirs.mlp.down_proj.weight) and not mine.fc2.bias.any()
     config = load_config("tiny", ["model.ffn_dim=256"])
-    with pytest.raises(InputError, match="needs blocks of one size, the teacher has hidden_size 128 and ffn_dim 512"):
+    with pytest.raises(InputError, match="those of this teacher fit hidden_size 128 and ffn_dim 512 or 1024"):
         check_fit(config, llama.config, 1024)
+
+
+def test_a_gated_neuron_becomes_a_pair_that_follows_the_sign_of_the_product():
+    llama, student = small_llama(), build_student(load_config("tiny", ["model.ffn_dim=1024"]).model)
+    check_fit(load_config("tiny", ["model.ffn_dim=1024"]), llama.config, 1024)
+    start_from_teacher(student, llama, blocks=True)
+    x = torch.randn(200, 128)
+    for mine, theirs in zip(student.model.layers, llama.model.layers, strict=True):
+        y = x * theirs.post_attention_layernorm.weight
+        gate, up = theirs.mlp.gate_proj(y), theirs.mlp.up_proj(y)
+        heard = x @ mine.fc1.weight.T
+        assert torch.allclose(heard, torch.cat([gate + up, gate - up], dim=1), atol=1e-5)
+        # What the pair writes, as rates would: along the teacher's write where one neuron alone is hardly.
+        wanted = (torch.nn.functional.silu(gate) * up) @ theirs.mlp.down_proj.weight.T
+        paired = heard.relu() @ mine.fc2.weight.T
+        alone = (gate + up).relu() @ theirs.mlp.down_proj.weight.T
+        cosine = torch.nn.functional.cosine_similarity
+        assert cosine(wanted, paired).mean() > cosine(wanted, alone - alone.mean(0)).mean() + 0.1
 
 
 def test_a_head_that_is_certain_and_wrong_is_tempered():
@@ -125,7 +143,7 @@ def test_blocks_of_another_size_are_refused_before_the_weights_are_read(tmp_path
     folder = save_teacher("opt", tmp_path / "teacher")
     config = load_config("tiny", [f"teacher.teacher_model_name_or_path={folder}", "train.stage=1",
                                   "data.sequence_length=16", "stage1.lambda_stream=0"])  # fmt: skip
-    with pytest.raises(InputError, match=r"the teacher has hidden_size 16 and ffn_dim 24; add model.init=random"):
+    with pytest.raises(InputError, match=r"those of this teacher fit hidden_size 16 and ffn_dim 24; add model.init=random"):
         check_fit(config, load_teacher_config(str(folder)), 1024)
 
 
