@@ -105,6 +105,11 @@ class ModelConfig:
         None, "the head reads the last spikes' rate, or the mean residual stream", BLOCK, choices=("rate", "residual")
     )
     distances: int | None = opt(None, "distances with a learned current into S_A; 0 is none", BLOCK, at_least=0)
+    distance_start: Literal["near", "teacher"] = opt(
+        "near",
+        "heads begin by looking at the last three tokens, or as far back as the teacher's do",
+        "docs/student.md",
+    )
     neurons: str | None = opt(
         None,
         "S_E, S_AV, S_X, S_H share the threshold, or have one and a bias per neuron",
@@ -193,6 +198,9 @@ class Stage1Config:
     lambda_stream: float = opt(
         0.0, "weight of residual stream alignment (RSA); teacher and student of one width", "ours", at_least=0.0
     )
+    lambda_middle: float = opt(
+        0.0, "weight of the same between attention and feed-forward layer; OPT and Llama", "ours", at_least=0.0
+    )
     gamma_attn: float = opt(
         0.5, "SAA: share of the rate target against the continuous one", "paper App. F", at_least=0, at_most=1
     )
@@ -220,7 +228,7 @@ class Stage1Config:
     @property
     def internals(self) -> bool:
         """Whether a target compares with the teacher's layers; its logits alone cost less."""
-        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat, self.lambda_stream))
+        return any((self.lambda_emb, self.lambda_attn, self.lambda_feat, self.lambda_stream, self.lambda_middle))
 
     @property
     def maps(self) -> bool:

@@ -173,7 +173,7 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
     (
         stage1_weights,
         "stage1.lambda_emb stage1.lambda_attn stage1.lambda_feat stage1.lambda_soft stage1.lambda_hard "
-        "stage1.lambda_stream",
+        "stage1.lambda_stream stage1.lambda_middle",
     ),
     (stage2_weights, "stage2.teacher_coef stage2.ref_coef stage2.spike_coef train.stage"),
     (micro_batch, "stage2.batch_size stage2.micro_batch_size"),

@@ -7,9 +7,11 @@ SAA   gamma MSE(A_S, R(A_T)) + (1 - gamma) MSE(A_S, A_T)          over causal, n
 SFA   gamma MSE(H_S, R(H_T)) + (1 - gamma) MSE(LN(P_h(H_S)), H_T)
 STA   T^2 KL(teacher || student) of softened logits               HTA   cross-entropy with the next token
 
-and one that the paper does not have, off unless `stage1.lambda_stream` is set (docs/student.md):
+and two that the paper does not have, off unless `stage1.lambda_stream` or `stage1.lambda_middle` is set
+(docs/student.md):
 
-RSA   MSE(norm(mean over steps of h_S), norm(h_T))                the residual streams behind each layer
+RSA      MSE(norm(mean over steps of h_S), norm(h_T))             the residual streams behind each layer
+RSA_mid  the same between attention and feed-forward layer
       norm: LayerNorm without gain and bias. The head reads h through one, so its scale is free. Needs equal widths.
 """
 
@@ -41,7 +43,7 @@ from spikeopd.models.neurons import rate_proxy
 from spikeopd.models.teacher import TeacherOutput
 from spikeopd.quality import layer_spikes
 
-BRANCHES = ("EA", "SAA_rate", "SAA_cont", "SFA_rate", "SFA_cont", "RSA", "STA", "HTA")
+BRANCHES = ("EA", "SAA_rate", "SAA_cont", "SFA_rate", "SFA_cont", "RSA", "RSA_mid", "STA", "HTA")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Alignment(nn.Module):
         scale: Sequence[float],
         recorder: Recorder | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(sum_i scale_i s_i, s): s are the sums of BRANCHES, [8], over all tokens of ids [batch, token] (windows of
+        """(sum_i scale_i s_i, s): s are the sums of BRANCHES, [9], over all tokens of ids [batch, token] (windows of
         running text: no padding), without gradient. A branch of scale 0 is not computed: its sum is 0.
 
         recorder: of sites that the caller wants to read besides.
@@ -99,10 +101,10 @@ class Alignment(nn.Module):
         recorder = recorder or Recorder(sites=())
         recorder.sites = {*(recorder.sites or ()), *((EMBED_SITE,) if use["EA"] else ())}
         recorder.maps = use["SAA_rate"] or use["SAA_cont"]
-        recorder.observe = lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:6])
+        recorder.observe = lambda layer, spikes: self.layer_terms(student, layer, spikes, teacher, scale[1:7])
         features = student.model(ids, use_cache=False, recorder=recorder).last_hidden_state
         loss, tokens = token_alignment(
-            student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[6:]
+            student.lm_head, teacher_head, features, teacher.features, ids, temperature, chunk, scale[7:]
         )
         layers = torch.stack(recorder.observed).sum(0)
         embedding = torch.zeros((), device=ids.device)
@@ -124,17 +126,17 @@ class Alignment(nn.Module):
         teacher: TeacherOutput,
         scale: Sequence[float],
     ) -> Tensor:
-        """[loss, SAA_rate, SAA_cont, SFA_rate, SFA_cont, RSA] of one layer; only the first has a gradient. Called
-        inside the block, so that no map outlives its layer, and with gradient checkpointing none its recomputation.
+        """[loss, SAA_rate, SAA_cont, SFA_rate, SFA_cont, RSA, RSA_mid] of one layer; only the first has a gradient.
+        Called inside the block, so that no map outlives its layer, nor with gradient checkpointing its recomputation.
         """
         config, matched, block = student.config, self.layers[layer], student.model.layers[layer]
-        total = torch.zeros(6, device=spikes["h"].device)
+        total = torch.zeros(7, device=spikes["h"].device)
         if scale[0] or scale[1]:
             rate, a_teacher = spikes["map"], teacher.attentions[matched][:, self.heads]
             proxy = rate_proxy(a_teacher, config.num_steps, map_threshold(student, layer), config.alpha)
             causal = torch.ones(rate.shape[-2:], device=rate.device).tril()
             loss, sums = square_errors(rate, (proxy, a_teacher), scale[:2], causal)
-            total = total + torch.cat((loss[None], sums, sums.new_zeros(3)))
+            total = total + torch.cat((loss[None], sums, sums.new_zeros(4)))
         if scale[2] or scale[3]:
             h_teacher, h = teacher.hidden[matched], spikes["h"].mean(0)
             narrow = h_teacher if self.same_width else h_teacher @ self.to_student
@@ -145,14 +147,21 @@ class Alignment(nn.Module):
             aligned = self.norm[layer](self.feature[layer](h))
             values, value_sum = square_errors(aligned, (h_teacher,), scale[3:4])
             zero = rate_sum.new_zeros(2)
-            total = total + torch.cat(((rates + values)[None], zero, rate_sum, value_sum, zero[:1]))
+            total = total + torch.cat(((rates + values)[None], zero, rate_sum, value_sum, zero))
         if scale[4]:
-            width = spikes["stream"].shape[-1:]
-            mine = nn.functional.layer_norm(spikes["stream"].mean(0), width)
-            theirs = nn.functional.layer_norm(teacher.stream(matched), width)
-            loss, stream_sum = square_errors(mine, (theirs,), scale[4:5])
-            total = total + torch.cat((loss[None], loss.new_zeros(4), stream_sum))
+            loss, stream_sum = stream_error(spikes["stream"], teacher.stream(matched), scale[4:5])
+            total = total + torch.cat((loss[None], loss.new_zeros(4), stream_sum, loss.new_zeros(1)))
+        if scale[5]:
+            loss, stream_sum = stream_error(spikes["middle"], teacher.middle[matched], scale[5:6])
+            total = total + torch.cat((loss[None], loss.new_zeros(5), stream_sum))
         return total
+
+
+def stream_error(mine: Tensor, theirs: Tensor, scale: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """RSA of one place: residual streams [time, batch, token, d] of the student, [batch, token, d] of the teacher."""
+    width = mine.shape[-1:]
+    mine, theirs = (nn.functional.layer_norm(stream, width) for stream in (mine.mean(0), theirs))
+    return square_errors(mine, (theirs,), scale)
 
 
 def map_threshold(student: BiSpikCLMForCausalLM, layer: int) -> Tensor:
@@ -227,6 +236,7 @@ def branch_sizes(student: BiSpikCLMConfig, teacher: TeacherShape, rows: int, len
             tokens * student.hidden_size * layers,
             tokens * teacher.hidden_size * layers,
             tokens * student.hidden_size * layers,
+            tokens * student.hidden_size * layers,
             rows * (length - 1),
             rows * (length - 1),
         ],
@@ -245,6 +255,7 @@ def branch_weights(options: Stage1Config) -> Tensor:
             options.lambda_feat * feat,
             options.lambda_feat * (1 - feat),
             options.lambda_stream,
+            options.lambda_middle,
             options.lambda_soft,
             options.lambda_hard,
         ],

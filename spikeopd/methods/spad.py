@@ -13,12 +13,20 @@ from typing import Any, Literal
 import torch
 
 from spikeopd.config import Stage1Config
+from spikeopd.losses import head_map, layer_map
 from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, configured_student, cosine_with_warmup
 from spikeopd.methods.sparsity import Pull, RateTarget
 from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
-from spikeopd.models.initialise import build_student, calibrate, start_from_teacher, temper, widen
+from spikeopd.models.initialise import (
+    attention_by_distance,
+    build_student,
+    calibrate,
+    start_from_teacher,
+    temper,
+    widen,
+)
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.runlog import RunLog
 from spikeopd.text.tokens import batch
@@ -39,6 +47,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
     sizes = branch_sizes(objective.student.config, shape, rows, length).to(device)
     weights = branch_weights(options).to(device)
     scale = (weights / sizes).tolist()
+    seen = dict(internals=options.internals, maps=options.maps, middle=options.lambda_middle > 0)
     dial = RateTarget.of(options, objective.student.config, rows * length)
     for update in run.updates(options.updates):
         objective.student.config.deploy_precision = forward_precision(options, update)
@@ -47,7 +56,7 @@ def run(setup: Setup, log: RunLog, *, resume: bool = False) -> dict[str, Any]:
         parts = setup.micro_batches(torch.from_numpy(whole), options.micro_batch_size)
         pull = None if dial is None else whole_pull(run, dial, parts, update)
         for ids in run.micro_batches(parts):
-            target = run_teacher(setup.teacher, ids, internals=options.internals, maps=options.maps)
+            target = run_teacher(setup.teacher, ids, **seen)
             if dial is None:
                 share, sums = run.call(objective.sums, ids, target, head, scale)
             else:
@@ -131,8 +140,9 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
         eos_token_id=tokenizer.eos_token_id,
     )
     transferred = start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
-    length = min(config.data.sequence_length, 128)
-    ids = batch(setup.train, batch_size=16, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
+    length = min(config.data.sequence_length, max(128, 2 * student.config.distances))
+    rows = 16 * 128 // max(length, 128)
+    ids = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
     windows = torch.from_numpy(ids).to(setup.device)
     if earlier is not None:
@@ -141,7 +151,14 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
             "new neurons": f"what those of {transferred['blocks']} blocks hear; it goes on from {path} with "
             f"{student.config.ffn_dim} feed-forward neurons instead of {earlier.config.ffn_dim}"
         }
-    calibrate(student, windows)
+    attention: list[torch.Tensor] = []
+    if config.model.distance_start == "teacher" and student.config.distances:
+        shape = TeacherShape.of(setup.teacher.config)
+        found = attention_by_distance(setup.teacher, windows, student.config.distances)
+        heads = head_map(student.config.num_attention_heads, shape.num_attention_heads)
+        attention = [found[layer][heads] for layer in layer_map(len(student.model.layers), shape.num_hidden_layers)]
+        transferred["distances"] = "copied"
+    calibrate(student, windows, attention=attention)
     if setup.teacher.config.model_type != "opt":  # an OPT's students start close enough, and as they always did
         temper(student, windows)
     return student, transferred

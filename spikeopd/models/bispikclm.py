@@ -61,9 +61,10 @@ class Recorder:
     spikes[(layer, site)]    [time, batch, token, feature], in the graph; `a` is [time, batch, head, query, key]
     membranes[(layer, site)] the same without gradient, only for sites in `membranes_of`
     Layer is -1 for `embed`. `sites=None` keeps all sites, `layers=None` all layers; `tokens` only those positions.
-    observe: called by each block with its index, the spikes of `h`, the residual stream, `stream`, and if `maps` the
-    spikes of `a` averaged over the steps, `map`; what it returns is in `observed`. A map that is only summed up need
-    not be kept, and under gradient checkpointing is recomputed with its block.
+    observe: called by each block with its index, the spikes of `h`, the residual stream behind it, `stream`, and behind
+    its attention, `middle`, and if `maps` the spikes of `a` averaged over the steps, `map`; what it returns is in
+    `observed`. A map that is only summed up need not be kept, and under gradient checkpointing is recomputed with its
+    block.
     """
 
     sites: Iterable[str] | None = None
@@ -296,14 +297,14 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             a = fire("a", coincidences(q, k), pairs)
             z, rates = merge_heads(weighted_values(a, v)), a.mean(0) if maps else None
         del q, k, v  # what is not needed again must not outlive its use: spikes are floats here
-        h = write(h, "o", self.out_proj(fire("r", z)))
-        h = write(h, "y", self.fc2(fire("f", self.fc1(fire("x", h)))))
+        middle = write(h, "o", self.out_proj(fire("r", z)))
+        h = write(middle, "y", self.fc2(fire("f", self.fc1(fire("x", middle)))))
         last = self.index == config.num_hidden_layers - 1
         if last and self.training and self.log_threshold_h is not None and self.bias_h is not None:
             # This S_H may drive nothing; data parallelism wants every parameter in the graph, if only with zeros.
             h = h + 0.0 * (self.log_threshold_h + self.bias_h)
         x = fire("h", h)
-        seen = {"h": x, "stream": h} | ({} if rates is None else {"map": rates})
+        seen = {"h": x, "stream": h, "middle": middle} | ({} if rates is None else {"map": rates})
         return x, h, kept, membranes, None if observe is None else observe(self.index, seen)
 
     def _in_tiles(self, x: Tensor, wanted: tuple[frozenset[str], frozenset[str]] | None) -> bool:

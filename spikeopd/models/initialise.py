@@ -7,6 +7,7 @@ current to the scale of its threshold.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import LlamaForCausalLM, OPTForCausalLM, PreTrainedModel
 from spikeopd.config import BLOCKS, ModelConfig
 from spikeopd.errors import InputError
 from spikeopd.losses import layer_map
+from spikeopd.models.attention import key_distance
 from spikeopd.models.bispikclm import (
     BiSpikCLMBlock,
     BiSpikCLMConfig,
@@ -25,8 +27,10 @@ from spikeopd.models.bispikclm import (
     start_distances,
 )
 from spikeopd.models.neurons import neuron_of
+from spikeopd.models.teacher import eager_attention, run_teacher
 
 RATES = {"a": 0.1, "r": 0.15}  # firing rates that calibration gives to S_A and, where heads share V, to S_AV
+MASS = 4.0  # spikes of S_A a query and step at the start, where heads begin by looking where the teacher's look
 WRITE = 0.5  # deviation of a sublayer's current write, in units of the residual stream's at the start
 
 
@@ -39,8 +43,8 @@ def build_student(model: ModelConfig, **special_tokens: int | None) -> BiSpikCLM
 
 @torch.no_grad()
 def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, blocks: bool) -> dict[str, str]:
-    """Copy the token table; from an OPT positions and final LayerNorm, from a Llama the gain of its final norm; with
-    `blocks` the projections of either.
+    """Copy the token table; from an OPT positions and final LayerNorm, from a Llama the gain of its final norm, and no
+    positions; with `blocks` the projections of either.
 
     Tables are copied where their shapes agree: a teacher of another width or family gives what fits (at least the
     vocabulary must). Returns for each part "copied", or why it starts anew.
@@ -68,6 +72,10 @@ def start_from_teacher(student: BiSpikCLMForCausalLM, teacher: PreTrainedModel, 
     decoder: Any = teacher.model.decoder if isinstance(teacher, OPTForCausalLM) else None
     copy("positions", base.embed_positions.weight, decoder and decoder.embed_positions.weight)
     llama: Any = teacher.model if isinstance(teacher, LlamaForCausalLM) else None
+    if llama:
+        # Random ones are as large as the tokens of a table with a deviation of 0.02: noise that must be unlearned.
+        base.embed_positions.weight.zero_()
+        done["positions"] = "zero: this teacher rotates queries and keys instead"
     norm: Any = decoder.final_layer_norm if decoder else llama.norm if llama else None
     copy("final LayerNorm", base.final_layer_norm.weight, norm and norm.weight)
     if done["final LayerNorm"] == "copied" and decoder:
@@ -142,7 +150,31 @@ def _follow_gains(block: BiSpikCLMBlock) -> None:
 
 
 @torch.no_grad()
-def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 1.0) -> None:
+def attention_by_distance(teacher: PreTrainedModel, input_ids: Tensor, distances: int) -> list[Tensor]:
+    """How much the teacher's heads attend to a token that lies so far back, [head, distance] a layer, on this text.
+
+    The last distance stands for all beyond it. Queries of the first quarter are left out: they have few tokens to see.
+    """
+    length = input_ids.shape[1]
+    with eager_attention(teacher):
+        maps = run_teacher(teacher, input_ids, internals=True, maps=True).attentions
+    rows = slice(length // 4, None)
+    distance = key_distance(None, length, length, distances, input_ids.device)[rows]
+    causal = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()[rows]
+    return [_by_distance(found.mean(0)[:, rows], distance, causal, distances) for found in maps]
+
+
+def _by_distance(values: Tensor, distance: Tensor, causal: Tensor, distances: int) -> Tensor:
+    """Mean of values [head, query, key] over the pairs of each distance, [head, distance]; 0 where there is none."""
+    where = distance[causal]
+    sums = values.new_zeros(len(values), distances).index_add_(1, where, values[:, causal])
+    return sums / torch.bincount(where, minlength=distances).clamp(min=1)
+
+
+@torch.no_grad()
+def calibrate(
+    student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 1.0, attention: Sequence[Tensor] = ()
+) -> None:
     """Bring every neuron site to a working point on this text, site after site: silent or saturated neurons pass no
     gradient.
 
@@ -150,6 +182,9 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
     of their own the same, through V and b. S_A, and S_AV where a head shares V: V for a rate of RATES. Current writes:
     WRITE of the stream's deviation. Shared S_X and S_H see what h is: it starts at mean 0 and deviation spread * V, and
     a gain of V / 2 with a sign at random adds a twentieth to its variance per write.
+
+    attention: of each block [head, distance], where the teacher's heads look; S_A's distance bias is chosen so that
+    the student's fire in that proportion, MASS times a query and step. Without it `start_distances`.
     """
     base, config = student.model, student.config
     target = spread * config.threshold
@@ -174,7 +209,8 @@ def calibrate(student: BiSpikCLMForCausalLM, input_ids: Tensor, spread: float = 
                         partial(_rescale_write if written else _rescale, target=WRITE * target if written else target)
                     )
                 )
-        block.calibrate = partial(_calibrate_site, block, spread=spread)
+        profile = attention[block.index] if attention else None
+        block.calibrate = partial(_calibrate_site, block, spread=spread, profile=profile)
     try:
         base(input_ids, use_cache=False)
     finally:
@@ -222,15 +258,19 @@ def temper(student: BiSpikCLMForCausalLM, input_ids: Tensor) -> None:
     base.logit_scale.add_(math.log(scales[losses.index(min(losses))]))
 
 
-def _calibrate_site(block: BiSpikCLMBlock, site: str, current: Tensor, spread: float) -> None:
+def _calibrate_site(
+    block: BiSpikCLMBlock, site: str, current: Tensor, spread: float, profile: Tensor | None = None
+) -> None:
     config = block.config
     if site == "a":
         queries, keys = current.shape[-2:]
         causal = torch.ones(queries, keys, dtype=torch.bool, device=current.device).tril()
         pairs = current[..., causal].movedim(2, 0).flatten(2)  # [head, time, ...]
         block.log_threshold_a.copy_(torch.stack([_threshold_for(x, RATES["a"], config) for x in pairs]).log())
-        if block.bias_a is not None:
+        if block.bias_a is not None and profile is None:
             block.bias_a.copy_(start_distances(*block.bias_a.shape) * block.log_threshold_a.exp()[:, None])
+        elif block.bias_a is not None and profile is not None:
+            block.bias_a.copy_(_biases_for(current, (MASS * profile).clamp(max=0.9), block))
     elif site in ("r", "x", "h") and config.neurons == "own":
         _own(getattr(block, f"log_threshold_{site}"), getattr(block, f"bias_{site}"), current, spread)
     elif site == "r":
@@ -257,6 +297,23 @@ def _threshold_for(current: Tensor, rate: float, config: BiSpikCLMConfig, rounds
         else:
             high = middle
     return high
+
+
+def _biases_for(current: Tensor, rates: Tensor, block: BiSpikCLMBlock, rounds: int = 14) -> Tensor:
+    """Currents [head, distance] with which pairs under this one [time, batch, head, query, key] fire at `rates`
+    [head, distance] on average, by bisection.
+    """
+    config, (queries, keys) = block.config, current.shape[-2:]
+    threshold, distances = block.log_threshold_a.exp(), rates.shape[1]
+    distance = key_distance(None, queries, keys, distances, current.device)
+    causal = torch.ones(queries, keys, dtype=torch.bool, device=current.device).tril()
+    low, high = (threshold[:, None].expand_as(rates) * far for far in (-6.0, 3.0))
+    for _ in range(rounds):
+        middle = (low + high) / 2
+        spikes = block.neuron(current + middle[:, distance], threshold.view(-1, 1, 1), config.alpha).mean((0, 1))
+        more = _by_distance(spikes, distance, causal, distances) < rates
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    return (low + high) / 2
 
 
 def _rescale(module: SpikeLinear, arguments: tuple[Tensor], target: float, first: int = 0) -> None:

@@ -24,6 +24,8 @@ from spikeopd.students import SAFE, check_complete, check_sizes, read_model_conf
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 PADDING_ROWS = 1024
+# Families whose blocks add attention, then the feed-forward layer: the norm between the two.
+MIDDLE_NORMS = {"opt": "final_layer_norm"} | dict.fromkeys(("llama", "mistral", "qwen2"), "post_attention_layernorm")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class TeacherOutput:
     attentions: tuple[Tensor, ...]  # [batch, head, query, key]
     features: Tensor  # [batch, token, w]: what meets the output table
     last: Tensor | None = None
+    middle: tuple[Tensor, ...] = ()  # middle[m]: the residual stream between attention and feed-forward layer
 
     def stream(self, layer: int) -> Tensor:
         """The residual stream behind a layer, [batch, token, d_T]."""
@@ -168,12 +171,19 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
             problems.append(f"model.init=teacher copies blocks, and those of this teacher fit {fit}")
             mends.append("model.init=random")
     width = getattr(teacher, "hidden_size", model.hidden_size)
-    if config.stage1.lambda_stream and config.train.stage != "2" and width != model.hidden_size:
+    if config.stage1.lambda_middle and config.train.stage != "2" and teacher.model_type not in MIDDLE_NORMS:
         problems.append(
-            f"stage1.lambda_stream compares residual streams of one width, the teacher's is {width} and the student's "
-            f"{model.hidden_size}"
+            f"stage1.lambda_middle knows the inside of {', '.join(MIDDLE_NORMS)} blocks, and the teacher is "
+            f"{teacher.model_type}"
         )
-        mends.append("stage1.lambda_stream=0")
+        mends.append("stage1.lambda_middle=0")
+    for option in ("lambda_stream", "lambda_middle"):
+        if getattr(config.stage1, option) and config.train.stage != "2" and width != model.hidden_size:
+            problems.append(
+                f"stage1.{option} compares residual streams of one width, the teacher's is {width} and the student's "
+                f"{model.hidden_size}"
+            )
+            mends.append(f"stage1.{option}=0")
     if problems:
         what = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
@@ -195,15 +205,16 @@ def block_sizes(teacher: Any) -> dict[str, tuple[int, ...]] | None:
 
 @torch.no_grad()
 def run_teacher(
-    teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool, maps: bool | None = None
+    teacher: PreTrainedModel, input_ids: Tensor, *, internals: bool, maps: bool | None = None, middle: bool = False
 ) -> TeacherOutput:
     """One forward pass without the output table, so that the caller can take the logits in chunks.
 
-    internals: with the output of every layer; maps: and the attention maps, unless told otherwise
+    internals: with the output of every layer; maps: and the attention maps, unless told otherwise; middle: and the
+    residual stream inside every layer
     """
     maps = internals if maps is None else maps
     base = teacher.get_decoder()
-    with _last_layer_output(base) as last:
+    with _last_layer_output(base) as last, _middles(base if middle else None) as middles:
         output = base(input_ids, output_hidden_states=internals, output_attentions=maps, use_cache=False)
     if not internals:
         return TeacherOutput(output.last_hidden_state, (), (), output.last_hidden_state)
@@ -216,7 +227,38 @@ def run_teacher(
     hidden = list(output.hidden_states)
     if hidden[-1].shape != hidden[0].shape:
         hidden[-1] = last[0]  # OPT-350M reports its projection to the token table's width instead of the layer
-    return TeacherOutput(hidden[0], tuple(hidden[1:]), attentions, output.last_hidden_state, last[0] if last else None)
+    behind = tuple(found.view_as(hidden[0]) for found in middles)  # OPT's feed-forward layer sees a list of tokens
+    features = output.last_hidden_state
+    return TeacherOutput(hidden[0], tuple(hidden[1:]), attentions, features, last[0] if last else None, behind)
+
+
+@contextmanager
+def _middles(base: Any) -> Iterator[list[Tensor]]:
+    """What enters the norm before each feed-forward layer."""
+    kept: list[Tensor] = []
+    hooks = []
+    if base is not None:
+        norm = MIDDLE_NORMS[base.config.model_type]
+        hooks = [
+            getattr(layer, norm).register_forward_pre_hook(lambda module, arguments: kept.append(arguments[0]))
+            for layer in base.layers
+        ]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def eager_attention(teacher: PreTrainedModel) -> Iterator[None]:
+    """Attention that returns its maps, for a while: the fused kernels do not."""
+    usual = teacher.config._attn_implementation
+    teacher.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        teacher.set_attn_implementation(usual)
 
 
 @contextmanager

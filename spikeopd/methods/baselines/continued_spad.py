@@ -51,10 +51,11 @@ def adapt(run: Adaptation[AlignedPolicy]) -> dict[str, Any]:
     sizes = branch_sizes(run.reference.config, shape, options.batch_size, length).to(setup.device)
     weights = branch_weights(setup.config.stage1).to(setup.device)
     scale = weights / sizes
+    middle = setup.config.stage1.lambda_middle > 0
     for update in run.updates(options.updates):
         total = torch.zeros_like(sizes)
         for ids in run.micro_batches(corpus_windows(setup, update)):
-            target = run_teacher(setup.teacher, ids, internals=True)
+            target = run_teacher(setup.teacher, ids, internals=True, middle=middle)
             share, sums = run.call(policy.sums, ids, target, head, scale.tolist())
             run.backward(share)
             total += sums.double()

@@ -348,7 +348,7 @@ def test_continued_spad_starts_with_maps_that_fit():
     fitted, random = policy_of(continued_spad, setup), continued_spad.make_policy(setup, spad.initial_student(setup))
     ids, head = corpus(setup), output_table(setup.teacher)
     with torch.no_grad():
-        target = run_teacher(setup.teacher, ids, internals=True)
+        target = run_teacher(setup.teacher, ids, internals=True, middle=True)
         (_, a), (_, b) = (made.sums(ids, target, head, [1.0] * len(BRANCHES)) for made in (fitted, random))
     for name in ("EA", "SFA_cont"):
         assert a[BRANCHES.index(name)] < 0.9 * b[BRANCHES.index(name)], name

@@ -34,7 +34,7 @@ def test_stage1_branches_equal_an_independent_calculation():
     student, config = objective.student, objective.student.config
     ids = torch.randint(4, 1024, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        target = run_teacher(setup.teacher, ids, internals=True)
+        target = run_teacher(setup.teacher, ids, internals=True, middle=True)
         _, sums = objective.sums(ids, target, output_table(setup.teacher), [1.0] * len(BRANCHES))
         means = dict(zip(BRANCHES, (sums / branch_sizes(config, TeacherShape(32, 2, 2), 3, 16)).tolist(), strict=True))
         recorder = Recorder()
@@ -44,12 +44,16 @@ def test_stage1_branches_equal_an_independent_calculation():
     lower = torch.ones(16, 16).tril().bool()
     embedding = (objective.alignment.embedding(rate[-1, "embed"]) - teacher.hidden_states[0]).square().mean()
     assert means["EA"] == pytest.approx(embedding.item(), rel=1e-4)
-    saa_rate, saa_cont, sfa_rate, sfa_cont, rsa = [], [], [], [], []
+    saa_rate, saa_cont, sfa_rate, sfa_cont, rsa, rsa_mid = [], [], [], [], [], []
     streams = layer_outputs(student.model.layers, 1, student, ids)
+    blocks, layers = student.model.layers, setup.teacher.model.decoder.layers
+    before = [embedding_stream(student, ids), *streams]
+    writes = layer_outputs([block.out_proj for block in blocks], 0, student, ids)
+    attended = layer_outputs([layer.self_attn for layer in layers], 0, setup.teacher, ids)
     for layer, stream in enumerate(layer_outputs(setup.teacher.model.decoder.layers, 0, setup.teacher, ids)):
-        normal = [(x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-                  for x in (streams[layer].mean(0), stream)]  # fmt: skip
-        rsa.append((normal[0] - normal[1]).square().mean())
+        rsa.append((normal(streams[layer].mean(0)) - normal(stream)).square().mean())
+        mine, theirs = before[layer] + writes[layer], teacher.hidden_states[layer] + attended[layer]
+        rsa_mid.append((normal(mine.mean(0)) - normal(theirs)).square().mean())
         a, a_t = rate[layer, "a"][..., lower], teacher.attentions[layer][..., lower]
         saa_cont.append((a - a_t).square().mean())
         # The neuron of the student's own module: its learned threshold, in the unit of a map in [0, 1].
@@ -67,12 +71,23 @@ def test_stage1_branches_equal_an_independent_calculation():
         ("SFA_rate", sfa_rate),
         ("SFA_cont", sfa_cont),
         ("RSA", rsa),
+        ("RSA_mid", rsa_mid),
     ):
         assert means[name] == pytest.approx(sum(values).item() / 2, rel=1e-4), name
     q, p = (logits[:, :-1] / 2).log_softmax(-1), (teacher.logits[:, :-1] / 2).log_softmax(-1)
     assert means["STA"] == pytest.approx(4 * (p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3)
     hard = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert means["HTA"] == pytest.approx(hard.item(), rel=1e-5)
+
+
+def normal(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+
+def embedding_stream(student, ids):
+    places = torch.arange(ids.shape[1])[None].expand_as(ids)
+    with torch.no_grad():
+        return student.model.embedding_current(ids, places)[None]
 
 
 def layer_outputs(layers, place, model, ids):
@@ -92,7 +107,7 @@ def layer_outputs(layers, place, model, ids):
 def test_stage1_weights_are_the_papers():
     weights = dict(zip(BRANCHES, branch_weights(load_config("tiny-paper").stage1).tolist(), strict=True))
     assert weights == {"EA": 0.2, "SAA_rate": 0.05, "SAA_cont": 0.05, "SFA_rate": 0.05, "SFA_cont": 0.05,
-                       "RSA": 0.0, "STA": 0.3, "HTA": 0.3}  # fmt: skip
+                       "RSA": 0.0, "RSA_mid": 0.0, "STA": 0.3, "HTA": 0.3}  # fmt: skip
 
 
 @pytest.mark.parametrize("deploy", [0, 1])
@@ -111,10 +126,11 @@ def test_stage1_gradient_does_not_depend_on_the_micro_batch(monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     "weights",
     [
-        [1.0] * 8,
-        [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0],
-        [0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 0.3],
-        [0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0],
+        [1.0] * 9,
+        [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 1.0, 0.3],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0],
     ],
 )
 def test_stage1_checkpointing_changes_no_gradient_and_every_parameter_has_one(weights):
@@ -122,7 +138,7 @@ def test_stage1_checkpointing_changes_no_gradient_and_every_parameter_has_one(we
     setup = small_setup()
     objective = spad.make_objective(setup, spad.initial_student(setup)).train()
     ids = torch.randint(4, 1024, (2, 12), generator=torch.Generator().manual_seed(0))
-    target = run_teacher(setup.teacher, ids, internals=True)
+    target = run_teacher(setup.teacher, ids, internals=True, middle=True)
     found = []
     for checkpointed in (False, True):
         if checkpointed:

@@ -6,7 +6,8 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from spikeopd.config import BLOCKS
 from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
-from spikeopd.models.initialise import calibrate, start_from_teacher, widen
+from spikeopd.models.initialise import MASS, attention_by_distance, calibrate, start_from_teacher, widen
+from spikeopd.models.teacher import eager_attention
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=97,
              max_position_embeddings=80)  # fmt: skip
@@ -70,3 +71,41 @@ def test_a_widened_student_is_the_same_function_with_neurons_that_can_learn(prec
     wide(ids, labels=ids).loss.backward()
     for block in wide.model.layers:
         assert block.fc2.weight.grad[:, 64:].abs().amax(0).gt(0).float().mean() > 0.8
+
+
+def test_attention_by_distance_by_hand():
+    teacher = make_pair()[1]
+    ids = torch.randint(4, 97, (2, 16), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad(), eager_attention(teacher):
+        maps = teacher(ids, output_attentions=True).attentions
+    usual = teacher.config._attn_implementation
+    found = attention_by_distance(teacher, ids, 5)
+    assert teacher.config._attn_implementation == usual and len(found) == 2
+    for layer, profile in enumerate(found):
+        for head in range(2):
+            for distance in range(5):
+                pairs = [
+                    maps[layer][row, head, i, j].item()
+                    for row in range(2) for i in range(4, 16) for j in range(i + 1) if min(i - j, 4) == distance
+                ]  # fmt: skip
+                assert profile[head, distance].item() == pytest.approx(sum(pairs) / len(pairs), rel=1e-4)
+
+
+def test_heads_begin_by_looking_where_the_teachers_look():
+    student, teacher = make_pair(**BLOCKS["plus"])
+    start_from_teacher(student, teacher, blocks=True)
+    ids = torch.randint(4, 97, (8, 64), generator=torch.Generator().manual_seed(3))
+    # One head looks at the token before, one back over sixteen.
+    near, far = torch.zeros(16), torch.full((16,), 1 / 16)
+    near[1] = 0.2
+    calibrate(student, ids, attention=[torch.stack((near, far))] * 2)
+    recorder = Recorder(sites=["a"])
+    with torch.no_grad():
+        student(ids, recorder=recorder)
+    for layer in range(2):
+        rates = recorder.spikes[layer, "a"].mean((0, 1))
+        for head, wanted in enumerate((near, far)):
+            for distance in range(15):
+                rate = torch.diagonal(rates[head], -distance).mean().item()
+                asked = min(MASS * wanted[distance].item(), 0.9)
+                assert rate == pytest.approx(asked, abs=0.1), (layer, head, distance)

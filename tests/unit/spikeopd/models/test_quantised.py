@@ -90,7 +90,7 @@ def test_twin_and_student_differ_in_the_neuron_alone(block):
     teacher = TeacherShape.of(setups[0].teacher.config)
     assert branch_sizes(students[0].config, teacher, 4, 16).equal(branch_sizes(students[1].config, teacher, 4, 16))
     assert branch_weights(config.stage1).equal(branch_weights(setups[1].config.stage1))
-    target = run_teacher(setups[0].teacher, torch.from_numpy(ids[0]), internals=True)
+    target = run_teacher(setups[0].teacher, torch.from_numpy(ids[0]), internals=True, middle=True)
     for setup, student in zip(setups, students, strict=True):
         objective = spad.make_objective(setup, student)
         loss, sums = objective.sums(
