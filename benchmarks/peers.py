@@ -25,7 +25,8 @@ from spikeopd.methods.adaptation import Adaptation
 from spikeopd.methods.setup import make_accelerator
 from spikeopd.models import lif_cpu, products
 from spikeopd.models.attention import causal_mask, merge_heads, split_heads
-from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, SpikeLinear
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
+from spikeopd.models.projection import SpikeLinear
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.rollout import sample, uniforms
 from spikeopd.runlog import RunLog

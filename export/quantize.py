@@ -49,8 +49,9 @@ from spikeopd.contracts.bundle import WRITE_SHIFT_LIMIT
 from spikeopd.contracts.topology import FORMS, SIZES
 from spikeopd.errors import InputError
 from spikeopd.models import grid
-from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM, Neurons, SpikeLinear
+from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM
 from spikeopd.models.grid import HEAD_SIGMAS, MANTISSA_BITS, SITE_LIMIT, WEIGHT_MAX
+from spikeopd.models.projection import Neurons, SpikeLinear
 
 Array = NDArray[Any]
 

@@ -37,6 +37,7 @@ PARTS = (
     "products",
     "attention",
     "configuration",
+    "projection",
     "bispikclm",
 )  # read in this order
 OWN = {name: target for name, target in NEURONS.items() if target.partition(":")[0].removeprefix(f"{PLACE}.") in PARTS}

@@ -14,7 +14,8 @@ from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed
 from spikeopd.methods.run import CollapseGuard, Objective, Run
 from spikeopd.methods.setup import Setup, check_alike, configured_student
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.models.projection import SpikeLinear
 from spikeopd.models.teacher import fingerprint, freeze, output_table
 from spikeopd.rollout import Rollout, rollout, uniforms
 from spikeopd.runlog import RunLog

@@ -25,7 +25,8 @@ from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import new_directory
 from spikeopd.methods.setup import Setup, check_alike, validate
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, SpikeLinear
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.models.projection import SpikeLinear
 from spikeopd.models.teacher import output_table
 from spikeopd.quality import CollapseDetector
 from spikeopd.runlog import Progress, RunLog

@@ -23,7 +23,8 @@ from spikeopd.contracts import EMBED_SITE
 from spikeopd.jit import can_cache
 from spikeopd.models import grid, lif_cpu, products
 from spikeopd.models.attention_cpu import WORD, pack, popcount
-from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM, Neurons, SpikeLinear
+from spikeopd.models.bispikclm import POSITION_OFFSET, BiSpikCLMBlock, BiSpikCLMForCausalLM
+from spikeopd.models.projection import Neurons, SpikeLinear
 
 _CACHE = can_cache(__file__)
 Array = NDArray[Any]

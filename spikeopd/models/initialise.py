@@ -23,10 +23,10 @@ from spikeopd.models.bispikclm import (
     BiSpikCLMBlock,
     BiSpikCLMConfig,
     BiSpikCLMForCausalLM,
-    SpikeLinear,
     start_distances,
 )
 from spikeopd.models.neurons import neuron_of
+from spikeopd.models.projection import SpikeLinear
 from spikeopd.models.teacher import eager_attention, run_teacher
 
 RATES = {"a": 0.1, "r": 0.15}  # firing rates that calibration gives to S_A and, where heads share V, to S_AV

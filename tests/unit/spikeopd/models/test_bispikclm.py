@@ -10,9 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from spikeopd.config import BLOCKS, MODEL_PRESETS
 from spikeopd.errors import InputError
 from spikeopd.models.attention import coincidences, pack_spikes, unpack_spikes, weighted_values
-from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder, SpikeLinear
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.initialise import calibrate
 from spikeopd.models.neurons import lif
+from spikeopd.models.projection import SpikeLinear
 from spikeopd.registry import NEURONS
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, vocab_size=97,
