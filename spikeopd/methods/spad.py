@@ -13,12 +13,11 @@ from typing import Any, Literal
 import torch
 
 from spikeopd.config import Stage1Config
-from spikeopd.losses import head_map, layer_map
 from spikeopd.methods.alignment import SpADObjective, TeacherShape, branch_sizes, branch_weights, logged_branches
 from spikeopd.methods.run import Run
 from spikeopd.methods.setup import Setup, configured_student, cosine_with_warmup
 from spikeopd.methods.sparsity import Pull, RateTarget
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
 from spikeopd.models.initialise import (
     attention_by_distance,
     build_student,
@@ -125,12 +124,8 @@ def initial_student(setup: Setup) -> BiSpikCLMForCausalLM:
 def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     """The student before the first update, and what of it came from the teacher."""
     config, tokenizer = setup.config, setup.tokenizer
-    earlier = None
-    if path := config.stage1.model_name_or_path:
-        earlier = configured_student(path, config)
-        earlier.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`
-        if earlier.config.ffn_dim >= config.model.sizes()["ffn_dim"]:
-            return earlier, {"nothing": f"it goes on from {path}"}
+    if config.stage1.model_name_or_path:
+        return earlier_student(setup, config.stage1.model_name_or_path)
     torch.manual_seed(config.train.seed)
     student = build_student(
         config.model,
@@ -140,28 +135,44 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
         eos_token_id=tokenizer.eos_token_id,
     )
     transferred = start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
-    length = min(config.data.sequence_length, max(128, 2 * student.config.distances))
-    rows = 16 * 128 // max(length, 128)
-    ids = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
-    windows = torch.from_numpy(ids).to(setup.device)
-    if earlier is not None:
-        widen(student, earlier, windows)
-        return student, {
-            "new neurons": f"what those of {transferred['blocks']} blocks hear; it goes on from {path} with "
-            f"{student.config.ffn_dim} feed-forward neurons instead of {earlier.config.ffn_dim}"
-        }
-    attention: list[torch.Tensor] = []
+    windows, attention = calibration_windows(setup, student), []
     if config.model.distance_start == "teacher" and student.config.distances:
-        shape = TeacherShape.of(setup.teacher.config)
-        found = attention_by_distance(setup.teacher, windows, student.config.distances)
-        heads = head_map(student.config.num_attention_heads, shape.num_attention_heads)
-        attention = [found[layer][heads] for layer in layer_map(len(student.model.layers), shape.num_hidden_layers)]
+        attention = attention_by_distance(setup.teacher, windows, student.config)
         transferred["distances"] = "copied"
     calibrate(student, windows, attention=attention)
     if setup.teacher.config.model_type != "opt":  # an OPT's students start close enough, and as they always did
         temper(student, windows)
     return student, transferred
+
+
+def earlier_student(setup: Setup, path: str) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
+    """A student to go on from, with the neurons and distances that the configuration asks for beyond those it has."""
+    config = setup.config
+    student = configured_student(path, config)
+    student.to(setup.device)  # type: ignore[arg-type]
+    had = {part: getattr(student.config, part) for part in ("ffn_dim", "distances")}
+    grown = {
+        part: getattr(config.model, part) for part, count in had.items() if 0 < count < getattr(config.model, part)
+    }
+    if not grown:
+        return student, {"nothing": f"it goes on from {path}"}
+    torch.manual_seed(config.train.seed)
+    wide = BiSpikCLMForCausalLM(BiSpikCLMConfig(**student.config.to_dict() | grown))
+    start_from_teacher(wide, setup.teacher, blocks=config.model.init == "teacher")
+    wide.to(setup.device)  # type: ignore[arg-type]
+    widen(wide, student, calibration_windows(setup, wide))
+    changes = " and ".join(f"{part} {count} instead of {had[part]}" for part, count in grown.items())
+    return wide, {"nothing": f"it goes on from {path} with {changes}"}
+
+
+def calibration_windows(setup: Setup, student: BiSpikCLMForCausalLM) -> torch.Tensor:
+    """Text on which thresholds are chosen, twice as long as heads tell distances apart."""
+    config = setup.config
+    length = min(config.data.sequence_length, max(128, 2 * student.config.distances))
+    rows = max(1, 16 * 128 // max(length, 128))
+    ids = batch(setup.train, batch_size=rows, length=length, seed=config.train.seed ^ CALIBRATION_SEED, step=0)
+    return torch.from_numpy(ids).to(setup.device)
 
 
 def make_objective(setup: Setup, student: BiSpikCLMForCausalLM) -> SpADObjective:

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, OPTForCausalLM, PreTrainedModel
 
 from spikeopd.config import BLOCKS, ModelConfig
 from spikeopd.errors import InputError
-from spikeopd.losses import layer_map
+from spikeopd.losses import head_map, layer_map
 from spikeopd.models.attention import key_distance
 from spikeopd.models.bispikclm import (
     BiSpikCLMBlock,
@@ -150,18 +150,23 @@ def _follow_gains(block: BiSpikCLMBlock) -> None:
 
 
 @torch.no_grad()
-def attention_by_distance(teacher: PreTrainedModel, input_ids: Tensor, distances: int) -> list[Tensor]:
-    """How much the teacher's heads attend to a token that lies so far back, [head, distance] a layer, on this text.
+def attention_by_distance(teacher: PreTrainedModel, input_ids: Tensor, student: BiSpikCLMConfig) -> list[Tensor]:
+    """For each block of the student [head, distance]: how much the teacher's head in its place attends to a token that
+    lies so far back, on this text.
 
     The last distance stands for all beyond it. Queries of the first quarter are left out: they have few tokens to see.
     """
-    length = input_ids.shape[1]
+    length, distances = input_ids.shape[1], student.distances
     with eager_attention(teacher):
         maps = run_teacher(teacher, input_ids, internals=True, maps=True).attentions
     rows = slice(length // 4, None)
     distance = key_distance(None, length, length, distances, input_ids.device)[rows]
     causal = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()[rows]
-    return [_by_distance(found.mean(0)[:, rows], distance, causal, distances) for found in maps]
+    heads = head_map(student.num_attention_heads, maps[0].shape[1])
+    return [
+        _by_distance(maps[layer].mean(0)[heads][:, rows], distance, causal, distances)
+        for layer in layer_map(student.num_hidden_layers, len(maps))
+    ]
 
 
 def _by_distance(values: Tensor, distance: Tensor, causal: Tensor, distances: int) -> Tensor:
@@ -222,17 +227,22 @@ def calibrate(
 
 @torch.no_grad()
 def widen(student: BiSpikCLMForCausalLM, earlier: BiSpikCLMForCausalLM, input_ids: Tensor) -> None:
-    """Give an untrained student all that a trained one of fewer feed-forward neurons has: the same function.
+    """Give an untrained student all that a trained one of fewer feed-forward neurons or distances has: the same
+    function.
 
-    The neurons that `earlier` lacks keep the projections they started with, calibrated on its stream, and write
-    nothing until an update teaches them to.
+    Further distances begin with what all of them shared. The neurons that `earlier` lacks keep the projections they
+    started with, calibrated on its stream, and write nothing until an update teaches them to.
     """
     mine = student.state_dict()
     for name, theirs in earlier.state_dict().items():
         if name.endswith("fc2.weight"):
             mine[name].zero_()
+        if name.endswith("bias_a"):
+            mine[name].copy_(theirs[:, -1:].expand_as(mine[name]))
         mine[name][tuple(map(slice, theirs.shape))].copy_(theirs)
     student.config.deploy_precision = earlier.config.deploy_precision
+    if student.config.ffn_dim == earlier.config.ffn_dim:
+        return
     rescale = partial(_rescale, target=student.config.threshold, first=earlier.config.ffn_dim)
     hooks = [block.fc1.register_forward_pre_hook(rescale) for block in student.model.layers]
     try:

@@ -78,14 +78,31 @@ def test_stage_1_widens_a_bundle_that_has_fewer_neurons_than_it_is_asked_for(tmp
         "model.block=plus",
         "model.init=random",
         f"model.ffn_dim={neurons}",
+        "model.distances=24",
         f"stage1.model_name_or_path={tmp_path / 'b'}",
     )
     found, said = spad.start_student(setup)
-    assert found.config.ffn_dim == neurons and str(neurons) in said["new neurons"]
+    assert (found.config.ffn_dim, found.config.distances) == (neurons, 24)
+    assert said["nothing"].endswith(f"with ffn_dim {neurons} instead of {neurons - 8} and distances 24 instead of 16")
     ids = torch.arange(24)[None] % student.config.vocab_size
     with torch.no_grad():
         assert torch.equal(found.eval()(ids).logits, student.eval()(ids).logits)
     assert_same_integers(lower(spad.initial_student(setup)).model, lower(found).model)
+
+
+def test_stage_1_goes_on_with_more_distances_and_no_fewer_neurons(tmp_path):
+    setup = small_setup("model.block=plus", "stage1.deploy_updates=1")
+    student = spad.initial_student(setup)
+    student.config.deploy_precision = "int8"
+    write_bundle(lower(student).model, tmp_path / "b", BundleOptions())
+    fewer = ("model.init=random", f"model.ffn_dim={student.config.ffn_dim - 8}", "model.distances=24")
+    setup = small_setup("model.block=plus", *fewer, f"stage1.model_name_or_path={tmp_path / 'b'}")
+    found, said = spad.start_student(setup)
+    assert (found.config.ffn_dim, found.config.distances) == (student.config.ffn_dim, 24)
+    assert said["nothing"].endswith("with distances 24 instead of 16")
+    ids = torch.arange(40)[None] % student.config.vocab_size
+    with torch.no_grad():
+        assert torch.equal(found.eval()(ids).logits, student.eval()(ids).logits)
 
 
 def test_other_bundles_are_refused_in_a_line(tmp_path):

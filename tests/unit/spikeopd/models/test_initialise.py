@@ -59,7 +59,7 @@ def test_a_widened_student_is_the_same_function_with_neurons_that_can_learn(prec
     ids = torch.randint(4, 97, (8, 48), generator=torch.Generator().manual_seed(3))
     calibrate(student, ids)
     student.config.deploy_precision = precision
-    wide, _ = make_pair(**BLOCKS["plus"], ffn_dim=96)
+    wide, _ = make_pair(**BLOCKS["plus"] | {"distances": 24}, ffn_dim=96)
     widen(wide, student, ids)
     assert wide.config.deploy_precision == precision
     recorder = Recorder(sites=["f"])
@@ -74,12 +74,12 @@ def test_a_widened_student_is_the_same_function_with_neurons_that_can_learn(prec
 
 
 def test_attention_by_distance_by_hand():
-    teacher = make_pair()[1]
+    student, teacher = make_pair(**BLOCKS["plus"] | {"distances": 5})
     ids = torch.randint(4, 97, (2, 16), generator=torch.Generator().manual_seed(3))
     with torch.no_grad(), eager_attention(teacher):
         maps = teacher(ids, output_attentions=True).attentions
     usual = teacher.config._attn_implementation
-    found = attention_by_distance(teacher, ids, 5)
+    found = attention_by_distance(teacher, ids, student.config)
     assert teacher.config._attn_implementation == usual and len(found) == 2
     for layer, profile in enumerate(found):
         for head in range(2):
