@@ -113,18 +113,19 @@ def _stability(config: Config) -> list[Row]:
 
 
 def _controlled(config: Config) -> list[Row]:
-    def paper(average: float, adj: float, dist4: float, run: float) -> Paper:
-        return {"average": average, "adj": adj, "dist4": dist4, "run": run}
-
+    printed = {row.method: _table_values(row) for row in printed_tables.CONTROLLED}
+    names = {
+        "Continued SpAD": "continued_spad",
+        "SFT": "sft",
+        "Vanilla OPD": "vanilla_opd",
+        "EOPD": "eopd",
+        "Lightning OPD": "lightning_opd",
+        "OPRD": "oprd",
+        "SpikeOPD": "spikeopd",
+    }
     return [
-        Row("KD", kind="evaluate", one_seed=True, paper=paper(34.7, 0.16, 99.83, 1.0433)),
-        method("Continued SpAD", "continued_spad", paper=paper(34.5, 0.16, 99.77, 1.0457)),
-        method("SFT", "sft", paper=paper(32.1, 0.09, 7.28, 1.0275)),
-        method("Vanilla OPD", "vanilla_opd", paper=paper(32.3, 39.09, 83.67, 6.9041)),
-        method("EOPD", "eopd", paper=paper(34.6, 24.77, 87.21, 5.8413)),
-        method("Lightning OPD", "lightning_opd", paper=paper(34.2, 0.13, 99.23, 1.0513)),
-        method("OPRD", "oprd", paper=paper(34.0, 0.16, 99.72, 1.0836)),
-        method("SpikeOPD", "spikeopd", paper=paper(35.5, 0.11, 99.19, 1.0477)),
+        Row("KD", kind="evaluate", one_seed=True, paper=printed["KD"]),
+        *(method(label, name, paper=printed[label]) for label, name in names.items()),
         method("GKD", "gkd"),
         method("Reverse KL", "reverse_kl"),
     ]
@@ -158,13 +159,15 @@ def _rollout_length(config: Config) -> list[Row]:
     printed = {8: (34.9, 0.2, 99.0), 16: (35.3, 0.1, 99.3), 32: (35.5, 0.1, 99.2), 64: (35.2, 0.2, 99.1),
                128: (34.8, 0.3, 98.8)}  # fmt: skip
     room = (config.model.max_position_embeddings or 0) - config.stage2.prompt_length
+    updates, rows = config.stage2.updates, config.stage2.batch_size
     return [
         method(
             f"K = {k}",
             "spikeopd",
             f"stage2.max_completion_length={k}",
             papers_one_seed=k != 32,
-            paper=dict(zip(("average", "adj", "dist4"), values, strict=True)),
+            facts={"updates": str(updates), "generated": str(k * rows)},
+            paper={"updates": 500, "generated": f"{k}B"} | dict(zip(("average", "adj", "dist4"), values, strict=True)),
         )
         for k, values in printed.items()
         if k <= room
@@ -206,11 +209,12 @@ def _scale(config: Config) -> list[Row]:
             rows.append(Row(f"KD {name}", kind="evaluate", base=base, one_seed=True))
             rows.append(method(f"SpikeOPD {name}", "spikeopd", base=base))
         return rows
-    recipes = {"0.125B": "opt-125m", "0.35B": "opt-350m", "1.3B": "opt-1.3b"}
+    block = "" if config.model.block == "paper" else f"-{config.model.block}"
+    recipes = {scale: f"opt-{size}{block}" for scale, size in (("0.125B", "125m"), ("0.35B", "350m"), ("1.3B", "1.3b"))}
     rows = []
     for printed, spent in zip(printed_tables.MAIN, efficiency.printed(), strict=True):
         label, recipe = f"{printed.method} {printed.scale}", recipes.get(printed.scale)
-        paper = _main_values(printed) | spent
+        paper = _table_values(printed) | spent
         if printed.method == "OPT Teacher":
             rows.append(Row(label, kind="teacher", recipe=recipe, one_seed=True, paper=paper))
         elif printed.method == "KD":
@@ -222,11 +226,12 @@ def _scale(config: Config) -> list[Row]:
     return rows
 
 
-def _main_values(row: printed_tables.Row) -> dict[str, float | str]:
-    """Accuracies of a printed row of the main table."""
+def _table_values(row: printed_tables.Row) -> dict[str, float | str]:
+    """What a printed row says, by the key of the column: tasks, their average, and rollouts where it has them."""
     tasks = {f"task_{name}": value for name, value in zip(printed_tables.COLUMNS, row.accuracies, strict=True)}
+    rollouts = {key: value for key in ("adj", "dist4", "run") if (value := getattr(row, key)) is not None}
     spread = "" if row.average_sd is None else f" ± {row.average_sd}"
-    return {**tasks, "average": f"{row.average}{spread}" if spread else row.average}
+    return {**tasks, "average": f"{row.average}{spread}" if spread else row.average, **rollouts}
 
 
 def _depth(layers: int) -> tuple[str, ...]:
@@ -275,10 +280,12 @@ STUDIES: dict[str, Study] = {
                Column("pre_onset_perplexity", "PPL pre-onset", 2, "low"), ADJ, DIST4,
                Column("trace_adj", "Adj. train %"), Column("trace_dist4", "Dist.-4 train %")),
               tuple(range(10)), "collapse"),
-        Study("controlled", "Post-training methods from one checkpoint (Tab. 3)", _controlled, (*QUALITY, RUN)),
+        Study("controlled", "Post-training methods from one checkpoint (Tab. 3)", _controlled,
+              (*TASKS, *QUALITY, RUN)),
         Study("ablation", "Components of SpikeOPD (Fig. 5)", _ablation, QUALITY),
         Study("initialization", "Stage-1 checkpoints of growing age (Fig. 6)", _initialization, QUALITY),
-        Study("rollout-length", "Rollout length K (Tab. 4)", _rollout_length, QUALITY, (0, 1, 2)),
+        Study("rollout-length", "Rollout length K (Tab. 4)", _rollout_length,
+              (Column("updates", "Upd."), Column("generated", "Gen./upd."), *QUALITY), (0, 1, 2)),
         Study("layers", "Layers of the spike loss (Tab. 5)", _layers, (*QUALITY, RATE), (0, 1, 2)),
         Study("scale", "Model sizes (Tab. 2)", _scale, (*TASKS, *QUALITY, *EFFICIENCY), (0, 1, 2)),
         Study("diagnostics", "Paired-prefix diagnostics (Figs. 1-2)", _diagnostics,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spikeopd.studies.definitions import Column, Row, Study
+from spikeopd.studies.definitions import TASKS, Column, Row, Study
 from spikeopd.studies.tables import Table
 
 PERCENT = {"adj", "dist4"}
@@ -58,9 +58,16 @@ def cell(row: Mapping[str, Any], column: Column) -> str:
 
 
 def make_table(study: Study, rows: Sequence[Row], values: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Table:
-    """Columns nothing was measured for are left out; the paper's columns are those it prints for some row."""
+    """Columns nothing was measured for are left out; the paper's columns are those it prints for some row, its tasks
+    only where some task was measured.
+    """
     mine = [column for column in study.columns if any(cell(row, column) != "-" for row in values)]
-    printed = [column for column in study.columns if any(column.key in row.paper for row in rows)]
+    tasks = any(column in TASKS for column in mine)
+    printed = [
+        column
+        for column in study.columns
+        if any(column.key in row.paper for row in rows) and (tasks or column not in TASKS)
+    ]
     body = [
         (
             row.label,

@@ -1,6 +1,8 @@
 """The bundle that comes with the package: found by name, intact, small, without torch, and it tells a story."""
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 
@@ -17,6 +19,9 @@ def test_it_is_there_with_its_card_and_small():
     card = (FOLDER / "README.md").read_text("utf-8")
     for part in ("license: mit", "stories15M", "TinyStories", "sha256", "spikeopd-train", "perplexity"):
         assert part in card, part
+    listed = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", card, re.MULTILINE)}
+    files = [path for path in FOLDER.iterdir() if path.name != "README.md"]
+    assert listed == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_its_files_are_what_the_manifest_says():

@@ -104,6 +104,17 @@ def test_the_cell_profile_says_loudly_what_it_leaves_out(tmp_path):
     assert "token j" in str(about["replicate"])
 
 
+def test_a_model_of_the_papers_block_is_still_of_schema_1(tmp_path):
+    """The file that the first version wrote: none of the better block's arrays, and it reads back whole."""
+    model = random_model()
+    write_bundle(model, tmp_path / "b")
+    manifest = read_manifest(tmp_path / "b")
+    assert manifest["schema"] == "spikeopd.bundle/1" and not {"distances", "residual_write"} & set(manifest["shape"])
+    assert "layers.0.shift_y" not in manifest["arrays"]
+    found = load_bundle(tmp_path / "b")
+    assert np.array_equal(found.layers[0].w_o, model.layers[0].w_o) and found.shape == model.shape
+
+
 def test_schema_2_by_hand(tmp_path):
     """A current write is a plain int8 matrix, a power of two and a constant current; every array a view of the file."""
     model = random_model(random_shape(layers=1, **PLUS))

@@ -394,6 +394,27 @@ def test_table_2_has_teacher_spikegpt_tasks_and_efficiency():
     assert [row[head.index("paper ARC-e %")] for row in table.rows] == ["37.1", "32.3"]
 
 
+def test_table_2_of_the_better_block_takes_its_recipes():
+    for name, recipe in (("opt-125m", "opt-350m"), ("opt-125m-plus", "opt-350m-plus")):
+        rows = {row.label: row for row in find("scale").rows(load_config(name))}
+        assert rows["SpikeOPD 0.35B"].recipe == rows["KD 0.35B"].recipe == recipe
+
+
+def test_table_3_has_tasks_where_they_were_measured():
+    study, rows = find("controlled"), find("controlled").rows(load_config("opt-125m"))[:2]
+    assert rows[1].paper["task_piqa"] == 54.2 and rows[1].paper["run"] == 1.0457
+    scored = values.of_row([{"zeroshot": {"tasks": {"piqa": 50.0}, "average": 50.0}}])
+    assert "paper ARC-e %" in values.make_table(study, rows, [scored, scored], []).head
+    plain = values.of_row([{"evaluation": {"perplexity": 9.0}, "onset": None}])
+    head = values.make_table(study, rows, [plain, plain], []).head
+    assert "paper Adj. %" in head and not any("PIQA" in column for column in head)
+
+
+def test_table_4_says_what_an_update_generates():
+    rows = find("rollout-length").rows(load_config("tiny", ["stage2.updates=50"]))
+    assert rows[0].facts == {"updates": "50", "generated": "128"} and rows[0].paper["generated"] == "8B"
+
+
 def test_table_1_says_rate_clip_and_steps():
     rows = find("stability").rows(load_config("tiny", ["stage2.updates=50", "stage2.learning_rate=9e-4"]))
     facts = {row.label: tuple(row.facts[key] for key in ("learning_rate", "clip", "updates")) for row in rows}
