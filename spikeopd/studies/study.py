@@ -15,7 +15,7 @@ from spikeopd.config import Config, config_to_dict
 from spikeopd.errors import ConfigError, InputError
 from spikeopd.files import write_json, write_text
 from spikeopd.runlog import environment
-from spikeopd.students import no_bars, place
+from spikeopd.students import find_bundle, no_bars, place
 from spikeopd.studies.definitions import Row, Study, base_of
 from spikeopd.studies.runs import (
     Note,
@@ -99,6 +99,11 @@ def student_of(request: Request, row: Row) -> Path:
         given = given_student(request.start, row, request.study.name)
         found = given if row.start == "final" else given.parent / row.start
         if not (found / "model.safetensors").is_file():
+            if found == given and find_bundle(given):
+                raise InputError(
+                    f"--start {given}: a bundle; make it a student first, spikeopd.load_student({str(given)!r})"
+                    ".save_pretrained(DIR), and give DIR"
+                )
             raise InputError(
                 f"--start {given}: this study also needs the student {found}; keep it with "
                 "stage1.checkpoint_updates, or leave --start out and let the study run Stage 1"

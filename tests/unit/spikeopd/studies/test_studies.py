@@ -176,6 +176,13 @@ def test_a_run_begun_for_one_study_is_continued_for_another(world, tmp_path, her
     assert not (tmp_path / first.key[:20] / "stage1" / ".final.left").exists(), "what a killed process left is removed"
 
 
+def test_a_bundle_is_no_start_and_the_line_says_how_it_becomes_one(tmp_path, capsys):
+    assert (
+        main(["controlled", "--start", "stories", "--config", "stories", "--output", str(tmp_path), "--dry-run"]) == 2
+    )
+    assert "spikeopd.load_student('stories').save_pretrained(DIR)" in capsys.readouterr().err
+
+
 def test_a_student_of_another_size_is_refused(world):
     folder, _, config = world
     for change in ("model.num_hidden_layers=1", "model.hidden_size=64"):
