@@ -24,7 +24,7 @@ from spikeopd.students import SAFE, check_complete, check_sizes, read_model_conf
 
 EMBEDDED = {"tiny": "assets/tiny", "tiny-rule": "assets/tiny-rule"}
 PADDING_ROWS = 1024
-# Families whose blocks add attention, then the feed-forward layer: the norm between the two.
+# Families whose blocks add attention, then behind this norm the feed-forward layer.
 MIDDLE_NORMS = {"opt": "final_layer_norm"} | dict.fromkeys(("llama", "mistral", "qwen2"), "post_attention_layernorm")
 
 
@@ -171,10 +171,11 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
             problems.append(f"model.init=teacher copies blocks, and those of this teacher fit {fit}")
             mends.append("model.init=random")
     width = getattr(teacher, "hidden_size", model.hidden_size)
-    if config.stage1.lambda_middle and config.train.stage != "2" and teacher.model_type not in MIDDLE_NORMS:
+    if config.stage1.lambda_middle and config.train.stage != "2" and middle_norm(teacher) is None:
+        known = ", ".join(MIDDLE_NORMS)
         problems.append(
-            f"stage1.lambda_middle knows the inside of {', '.join(MIDDLE_NORMS)} blocks, and the teacher is "
-            f"{teacher.model_type}"
+            f"stage1.lambda_middle knows blocks of {known} with a norm before each part, and the teacher is "
+            f"{'one with norms behind them' if teacher.model_type in MIDDLE_NORMS else teacher.model_type}"
         )
         mends.append("stage1.lambda_middle=0")
     for option in ("lambda_stream", "lambda_middle"):
@@ -188,6 +189,15 @@ def check_fit(config: Config, teacher: Any, tokenizer_size: int) -> None:
         what = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         mend = f"\n  add: {' '.join(mends)}" if len(problems) > 1 else f"; add {' '.join(mends)}"
         raise InputError(f"teacher {name}:{what}{mend if mends else ''}")
+
+
+def middle_norm(teacher: Any) -> str | None:
+    """The module of a block that sees the residual stream between attention and feed-forward layer (the teacher's
+    configuration); None if there is none such.
+    """
+    if not getattr(teacher, "do_layer_norm_before", True):  # OPT-350M's norms come behind
+        return None
+    return MIDDLE_NORMS.get(teacher.model_type)
 
 
 def block_sizes(teacher: Any) -> dict[str, tuple[int, ...]] | None:
@@ -238,9 +248,10 @@ def _middles(base: Any) -> Iterator[list[Tensor]]:
     kept: list[Tensor] = []
     hooks = []
     if base is not None:
-        norm = MIDDLE_NORMS[base.config.model_type]
         hooks = [
-            getattr(layer, norm).register_forward_pre_hook(lambda module, arguments: kept.append(arguments[0]))
+            getattr(layer, middle_norm(base.config) or "").register_forward_pre_hook(
+                lambda module, arguments: kept.append(arguments[0])
+            )
             for layer in base.layers
         ]
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from teacher_families import CONFIGS, HEADS, LAYERS, POSITIONS, VOCABULARY, random_teacher, save_teacher
@@ -33,6 +35,30 @@ def test_every_family_gives_what_stage_1_aligns_with(family):
         assert torch.allclose(found.sum(-1), torch.ones(2, HEADS, 9), atol=1e-6) and not found.triu(1).any()
     assert torch.equal(output_table(teacher)(output.features), whole.logits)
     assert torch.equal(run_teacher(teacher, ids, internals=False).features, output.features)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_the_stream_inside_a_layer_is_what_entered_it_and_what_attention_added(family):
+    teacher = random_teacher(family)
+    ids = torch.randint(4, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
+    written = []
+    for layer in teacher.get_decoder().layers:
+        layer.self_attn.register_forward_hook(lambda _, __, out: written.append(out[0]))
+    output = run_teacher(teacher, ids, internals=True, middle=True)
+    before = (output.embeddings, *output.hidden)[:LAYERS]
+    assert len(output.middle) == LAYERS
+    for middle, stream, attended in zip(output.middle, before, written, strict=True):
+        assert torch.allclose(middle, stream + attended, atol=1e-6)
+    assert not run_teacher(teacher, ids, internals=True).middle
+
+
+def test_where_a_layer_has_no_inside_that_is_said():
+    config = load_config("tiny", ["stage1.lambda_middle=1", "model.init=random", "stage1.lambda_stream=0"])
+    for family, name in (("gpt2", "gpt2"), ("opt", "one with norms behind them")):
+        teacher = deepcopy(random_teacher(family).config)
+        teacher.hidden_size, teacher.vocab_size, teacher.do_layer_norm_before = 128, 1024, False
+        with pytest.raises(InputError, match=rf"(?s)the teacher is {name}.*stage1.lambda_middle=0"):
+            check_fit(config, teacher, 1024)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
