@@ -30,6 +30,15 @@ def alpha(config: Config) -> list[str]:
     ]
 
 
+def distance_start(config: Config) -> list[str]:
+    if config.model.distance_start == "near" or config.model.distances:
+        return []
+    return [
+        "model.distance_start: a student without distances looks nowhere in particular; set model.block=plus, "
+        "model.distances, or model.distance_start=near"
+    ]
+
+
 def sequence_length(config: Config) -> list[str]:
     length, limit = config.data.sequence_length, config.model.max_position_embeddings or 0
     if config.train.stage != "2" and length > limit:
@@ -164,6 +173,7 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
         rollout_length,
         "model.preset model.max_position_embeddings stage2.prompt_length stage2.max_completion_length train.stage",
     ),
+    (distance_start, "model.block model.distances model.distance_start"),
     (checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         deploy,

@@ -137,7 +137,7 @@ def start_student(setup: Setup) -> tuple[BiSpikCLMForCausalLM, dict[str, str]]:
     transferred = start_from_teacher(student, setup.teacher, blocks=config.model.init == "teacher")
     student.to(setup.device)  # type: ignore[arg-type]  # transformers wraps `to`; a launcher leaves a process one thread
     windows, attention = calibration_windows(setup, student), []
-    if config.model.distance_start == "teacher" and student.config.distances:
+    if config.model.distance_start == "teacher":
         attention = attention_by_distance(setup.teacher, windows, student.config)
         transferred["distances"] = "copied"
     calibrate(student, windows, attention=attention)

@@ -183,6 +183,11 @@ NO_STAGE2_WEIGHT = ["stage2.teacher_coef=0", "stage2.ref_coef=0", "stage2.spike_
             "model.hidden_size: 128 is not a multiple of model.num_attention_heads = 3",
         ),
         (
+            ["model.distances=0", "model.distance_start=teacher"],
+            "model.distance_start: a student without distances looks nowhere in particular; set model.block=plus, "
+            "model.distances, or model.distance_start=near",
+        ),
+        (
             ["model.alpha=0.9999"],
             "model.alpha: 0.9999 rounds to a membrane without leak (4096 of 4096), which NIR's leaky integrator cannot "
             "hold, so the student could not be exported; give at most 0.9998",
