@@ -107,9 +107,7 @@ def choose(
     with np.errstate(over="ignore"):  # the largest is 0 after the subtraction; the others may fall to -infinity
         weights = np.exp((kept - kept.max()) / sampling.temperature)
     if sampling.top_p < 1:
-        order = np.lexsort((candidates, -weights))
-        reached = np.cumsum(weights[order]) >= sampling.top_p * weights.sum()
-        keep = np.sort(order[: int(np.argmax(reached)) + 1])
+        keep = _nucleus(weights, sampling.top_p * weights.sum())
         candidates, weights = candidates[keep], weights[keep]
     if sampling.min_p > 0:
         keep = np.flatnonzero(weights >= sampling.min_p)  # the likeliest has weight 1
@@ -124,6 +122,19 @@ def _penalised(logits: Array, penalty: float, seen: Sequence[Sequence[int]]) -> 
     logits = logits.astype(np.float64)  # a copy
     logits[tokens] = np.where(logits[tokens] > 0, logits[tokens] / penalty, logits[tokens] * penalty)
     return logits
+
+
+def _nucleus(weights: Array, limit: float, count: int = 128) -> Array:
+    """The fewest of the largest weights that sum up to `limit`, in ascending order of index. Few are enough as a rule,
+    so few are sorted: sorting a whole vocabulary costs more than making its logits.
+    """
+    while True:
+        head = _largest(weights, count) if count < weights.size else np.arange(weights.size)
+        order = head[np.argsort(-weights[head], kind="stable")]
+        reached = np.cumsum(weights[order]) >= limit
+        if reached[-1] or head.size == weights.size:
+            return np.sort(order[: int(np.argmax(reached)) + 1])
+        count *= 8
 
 
 def _largest(logits: Array, count: int) -> Array:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from spikeopd.errors import ConfigError
 from spikeopd.sampling import (
     USUAL,
     Sampling,
+    _nucleus,
     asked_for,
     choose,
     from_generation_config,
@@ -133,3 +135,17 @@ def test_what_a_generation_config_asks_for():
     assert asked_for({"temperature": 0.5, "top_k": None}, USUAL) == Sampling(0.5)
     assert asked_for({"top_k": 4}, USUAL) == Sampling(0.8, 4)
     assert from_generation_config({"top_k": 5, "eos_token_id": 2}) == Sampling(1.0, 5)
+
+
+@given(
+    arrays(np.float64, st.integers(1, 3000), elements=st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.2000001, 0.7, 1.0])),
+    st.floats(0.01, 0.999),
+)
+def test_the_nucleus_is_that_of_the_whole_sorted_vocabulary(weights, share):
+    weights[0] = 1.0  # the largest of exp(x - max)
+    limit = share * weights.sum()
+    order = np.lexsort((np.arange(weights.size), -weights))
+    reached = np.cumsum(weights[order]) >= limit
+    whole = np.sort(order[: int(np.argmax(reached)) + 1])
+    assert np.array_equal(_nucleus(weights, limit, count=8), whole)
+    assert np.array_equal(_nucleus(weights, limit), whole)
