@@ -248,10 +248,13 @@ def _middles(base: Any) -> Iterator[list[Tensor]]:
     kept: list[Tensor] = []
     hooks = []
     if base is not None:
-        hooks = [
-            getattr(layer, middle_norm(base.config) or "").register_forward_pre_hook(
-                lambda module, arguments: kept.append(arguments[0])
+        norm = middle_norm(base.config)
+        if norm is None:
+            raise InputError(
+                f"teacher: no stream inside the layers of this {base.config.model_type}; set stage1.lambda_middle=0"
             )
+        hooks = [
+            getattr(layer, norm).register_forward_pre_hook(lambda module, arguments: kept.append(arguments[0]))
             for layer in base.layers
         ]
     try:

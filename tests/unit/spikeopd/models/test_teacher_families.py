@@ -59,6 +59,10 @@ def test_where_a_layer_has_no_inside_that_is_said():
         teacher.hidden_size, teacher.vocab_size, teacher.do_layer_norm_before = 128, 1024, False
         with pytest.raises(InputError, match=rf"(?s)the teacher is {name}.*stage1.lambda_middle=0"):
             check_fit(config, teacher, 1024)
+    with pytest.raises(
+        InputError, match="set stage1.lambda_middle=0"
+    ):  # Stage 2's Continued SpAD asks for it as it runs
+        run_teacher(random_teacher("gpt2"), torch.zeros(1, 4, dtype=torch.long), internals=True, middle=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
