@@ -51,6 +51,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "residual_write": "spike",
         "readout": "rate",
         "distances": 0,
+        "attention": "sum",
         "neurons": "shared",
         "scaled_surrogate": False,
     },
@@ -58,6 +59,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "residual_write": "current",
         "readout": "residual",
         "distances": 16,
+        "attention": "sum",
         "neurons": "own",
         "scaled_surrogate": True,
     },
@@ -109,6 +111,12 @@ class ModelConfig:
         "near",
         "heads begin by looking at the last three tokens, or as far back as the teacher's do",
         "docs/student.md",
+    )
+    attention: str | None = opt(
+        None,
+        "S_AV hears the values that attention picks, or these less a learned part: what is silent there inhibits",
+        BLOCK,
+        choices=("sum", "inhibiting"),
     )
     neurons: str | None = opt(
         None,

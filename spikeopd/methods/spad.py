@@ -155,6 +155,8 @@ def earlier_student(setup: Setup, path: str) -> tuple[BiSpikCLMForCausalLM, dict
     grown = {
         part: getattr(config.model, part) for part, count in had.items() if 0 < count < getattr(config.model, part)
     }
+    if config.model.attention != student.config.attention and config.model.attention == "inhibiting":
+        had["attention"], grown["attention"] = student.config.attention, "inhibiting"  # begins with nothing withheld
     if not grown:
         return student, {"nothing": f"it goes on from {path}"}
     torch.manual_seed(config.train.seed)

@@ -4,8 +4,9 @@ Spikes are bits here: a coincidence count is `popcount(q & k)`, a current of S_A
 query. Only pairs that causality allows are computed, and no map [time, batch, head, query, key] ever exists: the
 backward pass makes the maps again, `TILE` queries at a time, and keeps Q, K and V alone, a byte a spike.
 
-    forward    C = Q K^T + b[distance]     A = S_A(C)      Z = A V
-    backward   dA = dZ V^T (+ dM / T_s)    dC: adjoint of S_A    dQ = dC K    dK = dC^T Q    dV = A^T dZ
+    forward    C = Q K^T + b[distance]     A = S_A(C)      Z = A (V - m)
+    backward   dA = dZ (V - m)^T (+ dM / T_s)    dC: adjoint of S_A    dQ = dC K    dK = dC^T Q    dV = A^T dZ
+               dm = - sum over queries of dZ times the spikes of A
 
 The neuron itself is `lif_cpu`'s. Currents and spikes are those of the plain path bit for bit; gradients are the same
 sums in another order.
@@ -53,37 +54,56 @@ def usable(x: Tensor) -> bool:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, threshold: Tensor, bias: Tensor | None, how: Synapse, wants_map: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    threshold: Tensor,
+    bias: Tensor | None,
+    how: Synapse,
+    wants_map: bool = False,
+    withheld: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(Z, M) of binary q, k, v [time, batch, token, d]: Z [time, batch, token, d] is the current of S_AV, M [batch,
-    head, query, key] the map averaged over the steps if it is wanted. threshold [head]; bias [head, distance].
+    head, query, key] the map averaged over the steps if it is wanted. threshold [head]; bias [head, distance];
+    withheld, m [d] or none.
     """
-    found = _Attention.apply(q, k, v, threshold, bias, how, wants_map)
+    found = _Attention.apply(q, k, v, threshold, bias, withheld, how, wants_map)
     return found if wants_map else (found, None)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, threshold: Tensor, bias: Tensor | None, how: Synapse, wants_map: bool
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        threshold: Tensor,
+        bias: Tensor | None,
+        withheld: Tensor | None,
+        how: Synapse,
+        wants_map: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
         spikes = [x.to(torch.int8, memory_format=torch.contiguous_format) for x in (q, k, v)]
         heads = threshold.numel()
         steps, batch, length, width = q.shape
         z = torch.empty((steps, batch, length, width))
+        m = torch.empty(0) if withheld is None else withheld.detach().contiguous()
+        seen = torch.empty((steps, batch, length, heads) if withheld is not None else (0, 0, 0, 0))  # spikes of A
         rates = torch.empty((batch, heads, length, length)) if wants_map else torch.empty((0, 0, 0, 0))
         lif_cpu.share(
             _forward_rows, batch * heads, q.numel() * length // 64,
-            *(x.numpy() for x in spikes), *_site(threshold, bias, how), z.numpy(), rates.numpy(),
+            *(x.numpy() for x in spikes), *_site(threshold, bias, how), m.numpy(), seen.numpy(), z.numpy(),
+            rates.numpy(),
         )  # fmt: skip
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(*spikes, threshold, bias)
+            ctx.save_for_backward(*spikes, threshold, bias, m, seen)
             ctx.how, ctx.wants_map = how, wants_map
         return (z, rates) if wants_map else z
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_map: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        q, k, v, threshold, bias = ctx.saved_tensors
+        q, k, v, threshold, bias, m, seen = ctx.saved_tensors
         how, heads = ctx.how, threshold.numel()
         steps, batch, length, width = q.shape
         outer = torch.empty((0, 0, 0, 0)) if grad_map is None else (grad_map / steps).contiguous()
@@ -96,13 +116,16 @@ class _Attention(torch.autograd.Function):
             units = slice(rows.start * heads, rows.stop * heads)
             parts = _backward_group(
                 [x[:, rows] for x in (q, k, v)], grad[:, rows], outer[rows], _site(threshold, bias, how),
-                (by_threshold[units], by_bias[units]), how, heads,
+                (by_threshold[units], by_bias[units]), how, heads, m,
             )  # fmt: skip
             for whole, part in zip(found, parts, strict=True):
                 whole[:, rows] = part.view(-1, heads, steps, length, width // heads).permute(2, 0, 3, 1, 4)
         by_heads = by_threshold.view(batch, heads, length).sum((0, 2)).view(threshold.shape)
         distances = None if bias is None else by_bias.view(batch, heads, length, -1).sum((0, 2))
-        return *(x.flatten(-2) for x in found), by_heads, distances, None, None
+        by_inhibition = None
+        if m.numel():
+            by_inhibition = -(grad.unflatten(-1, (heads, -1)) * seen[..., None]).sum((0, 1, 2)).flatten()
+        return *(x.flatten(-2) for x in found), by_heads, distances, by_inhibition, None, None
 
 
 def _backward_group(
@@ -113,16 +136,21 @@ def _backward_group(
     partial: tuple[Tensor, Tensor],
     how: Synapse,
     heads: int,
+    m: Tensor,
 ) -> list[Tensor]:
     """dQ, dK, dV [batch * head * time, token, d_h] of some sequences; threshold's and bias's go to `partial`."""
     steps, batch, length, width = grad.shape
     kind = torch.bfloat16 if how.coarse else torch.float32
     bytes_of = [x.contiguous().numpy() for x in spikes]
     q, k, v, slope = (_by_head(x, heads).to(kind) for x in (*spikes, grad))
+    # One more column is enough: dA = dZ V^T - dZ m, the same for every key of a query.
+    taken = _by_head((grad * m).unflatten(-1, (heads, -1)).sum(-1), heads) if m.numel() else None
     into = [torch.zeros((batch * heads * steps, length, width // heads)) for _ in range(3)]
     for lo in range(0, length, TILE):
         hi = min(lo + TILE, length)
         before = torch.bmm(slope[:, lo:hi], v[:, :hi].mT).float()  # dA
+        if taken is not None:
+            before -= taken[:, lo:hi]
         through, maps = torch.empty_like(before), torch.empty_like(before)  # dC, A
         lif_cpu.share(
             _backward_rows, batch * heads, before.numel(),
@@ -214,7 +242,7 @@ def _currents(query, keys, start, distances, current):  # type: ignore[no-untype
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay, z, rates):  # type: ignore[no-untyped-def]
+def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay, m, seen, z, rates):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     steps, _, length, width = q.shape
     heads = threshold.size
     size = width // heads
@@ -247,6 +275,13 @@ def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay
                         for w in range(used):
                             total += popcount(chosen[w] & bits[c, w])
                         target[c] = np.float32(np.int32(total))
+                    if m.size:
+                        among = np.float32(0)
+                        for w in range(used):
+                            among += np.float32(np.int32(popcount(chosen[w])))
+                        seen[t, b, i, head] = among
+                        for c in range(size):
+                            target[c] -= m[lo + c] * among
             if rates.size:
                 rates[b, head, start:end, end:] = 0
                 for i in range(start, end):

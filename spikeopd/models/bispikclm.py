@@ -11,6 +11,8 @@ That is the paper's block. Options of the config make the better one (`block: pl
     residual_write  "current": h = h + R W_O + b, h = h + F W_2 + b; S_O, S_2 and the gains vanish
     readout         "residual": the head reads LN(mean over steps of h); S_H of the last block drives nothing
     distances       D > 0: S_A also gets a learned current per head and distance, bias_a[head, min(i - j, D - 1)]
+    attention       "inhibiting": Z = sum_j A_ij (V_j - m), m learned per neuron of S_AV: an attended token that is
+                    silent there takes away, as softmax's division would
     neurons         "own": S_E, S_AV, S_X, S_H have a threshold and a bias per neuron: fire at V_n under I + b_n
     scaled_surrogate  u/V - 1 instead of u - V in the surrogate: same spikes
     deploy_precision  "int8" or "int4": every value on the grid of the deployable integers (models/grid.py), which
@@ -122,6 +124,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         # Logarithms, because a threshold must stay positive whatever the optimizer does.
         self.log_threshold_a = nn.Parameter(torch.empty(heads))
         self.bias_a = nn.Parameter(torch.empty(heads, config.distances)) if config.distances else None
+        self.inhibition = nn.Parameter(torch.empty(d)) if config.attention == "inhibiting" else None
         self.log_threshold_r = nn.Parameter(torch.empty(d if own else heads))
         self.bias_r = nn.Parameter(torch.empty(d)) if own else None
         for site in ("x", "h"):
@@ -141,6 +144,13 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             threshold = threshold.repeat_interleave(config.hidden_size // config.num_attention_heads)
         found = place(threshold, bias, grid.COUNT_UNIT if site in ("a", "r") else grid.RESIDUAL_UNIT, integer)
         return found._replace(threshold=found.threshold.view(-1, 1, 1)) if site == "a" else found
+
+    def withheld(self) -> Tensor | None:
+        """m: what every spike of S_A takes from each neuron of S_AV, [d]."""
+        if self.inhibition is None or self.config.deploy_precision == "none":
+            return self.inhibition
+        limit = grid.INHIBITION_LIMIT
+        return grid.on_unit(self.inhibition, grid.COUNT_UNIT, low=-limit, high=limit)
 
     def gain(self, site: str) -> Tensor:
         """What a spike of S_O or S_2 adds to the residual stream."""
@@ -198,6 +208,8 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             pairs = pairs or causal_pairs(None, x.shape[1], q.shape[3], k.shape[3], config.distances, x.device, x.dtype)
             a = fire("a", coincidences(q, k), pairs)
             z, rates = merge_heads(weighted_values(a, v)), a.mean(0) if maps else None
+            if (m := self.withheld()) is not None:
+                z = z - merge_heads(a.sum(-1, keepdim=True) * m.view(heads, 1, -1))
         del q, k, v  # what is not needed again must not outlive its use: spikes are floats here
         middle = write(h, "o", self.out_proj(fire("r", z)))
         h = write(middle, "y", self.fc2(fire("f", self.fc1(fire("x", middle)))))
@@ -221,7 +233,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
             config.alpha, config.xi, config.scaled_surrogate, None if unit is None else float(unit),
             self.q_proj.coarse_gradients,
         )  # fmt: skip
-        return attention_cpu.attend(q, k, v, threshold.flatten(), bias, how, maps)
+        return attention_cpu.attend(q, k, v, threshold.flatten(), bias, how, maps, self.withheld())
 
 
 class BiSpikCLMPreTrainedModel(PreTrainedModel):
@@ -254,6 +266,8 @@ class BiSpikCLMPreTrainedModel(PreTrainedModel):
                 hf_init.copy_(gain, signs * config.threshold / 2)
             nn.init.constant_(module.log_threshold_a, math.log(math.sqrt(head_dim) * config.threshold))
             nn.init.constant_(module.log_threshold_r, math.log(2.0))
+            if module.inhibition is not None:
+                nn.init.zeros_(module.inhibition)
             if module.bias_a is not None:
                 hf_init.copy_(module.bias_a, start_distances(*module.bias_a.shape) * math.sqrt(head_dim))
             if config.neurons == "own":

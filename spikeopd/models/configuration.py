@@ -42,6 +42,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
         residual_write: str = "spike",
         readout: str = "rate",
         distances: int = 0,
+        attention: str = "sum",
         neurons: str = "shared",
         scaled_surrogate: bool = False,
         deploy_precision: str = "none",
@@ -72,6 +73,7 @@ class BiSpikCLMConfig(PreTrainedConfig):
         self.residual_write = residual_write
         self.readout = readout
         self.distances = distances
+        self.attention = attention
         self.neurons = neurons
         self.scaled_surrogate = scaled_surrogate
         self.deploy_precision = deploy_precision
@@ -86,11 +88,14 @@ class BiSpikCLMConfig(PreTrainedConfig):
         for name, allowed in (
             ("residual_write", ("spike", "current")),
             ("readout", ("rate", "residual")),
+            ("attention", ("sum", "inhibiting")),
             ("neurons", ("shared", "own")),
             ("deploy_precision", ("none", "int8", "int4")),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} is {short(repr(getattr(self, name)))}; give {' or '.join(allowed)}")
+        if attention == "inhibiting" and self.graded:
+            raise InputError("model: attention 'inhibiting' needs neurons that spike; a quantised twin takes 'sum'")
         if deploy_precision != "none" and self.graded and num_steps & (num_steps - 1):
             raise InputError(
                 f"model: deploy_precision of a quantised twin needs num_steps 1, 2, 4, ..., not {num_steps}"

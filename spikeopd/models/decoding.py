@@ -67,6 +67,7 @@ class Block(NamedTuple):
     sites: dict[str, Site]
     distances: Array
     gains: dict[str, Array]
+    withheld: Array  # m [d], or none
 
 
 class Decoder:
@@ -170,7 +171,7 @@ class Decoder:
         found = tuple(part[: h.shape[0] * rows * heads * keys].reshape(-1, rows * heads, keys) for part in self.map)
         self._run(
             _attend, h.size * keys, self._multiply(x, block.qkv), block.qkv.unit, block.qkv.bias, sites["qkv"],
-            sites["a"], sites["r"], block.distances, self.cache[index, 0], self.cache[index, 1], self.length,
+            sites["a"], sites["r"], block.distances, block.withheld, self.cache[index, 0], self.cache[index, 1], self.length,
             *self.decay, self.work[3 * d], Work(*found), work, spikes, self.counts[index + 1, 1:5],
         )  # fmt: skip
         self._write(block, "o", block.out, x, "x", h, spikes, counts)
@@ -250,7 +251,8 @@ def _lower(layer: BiSpikCLMBlock) -> Block | None:
     )
     gains = {s: layer.gain(s).numpy() if s in found else empty for s in ("o", "y")}
     bias = np.zeros((heads, 0), np.float32) if distances is None else distances.numpy()
-    return Block(qkv, out, fc1, fc2, sites, bias, gains)
+    withheld = layer.withheld()
+    return Block(qkv, out, fc1, fc2, sites, bias, gains, empty if withheld is None else withheld.numpy())
 
 
 # --- kernels, each over a range of rows ------------------------------------------------------------------------------
@@ -323,7 +325,7 @@ def _write(first, last, sums, unit, bias, site, gain, after, h, alpha, decay, wo
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
-def _attend(first, last, sums, unit, bias, qkv, a, r, distances, keys, values, now, alpha, decay, three, pairs, mixed, fired, counts):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
+def _attend(first, last, sums, unit, bias, qkv, a, r, distances, m, keys, values, now, alpha, decay, three, pairs, mixed, fired, counts):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     """Q, K, V, their place in the cache, the map of the newest token, and what it reads."""
     steps, _, width = mixed.current.shape
     heads, words = keys.shape[2], keys.shape[4]
@@ -356,11 +358,16 @@ def _attend(first, last, sums, unit, bias, qkv, a, r, distances, keys, values, n
             mixed.current[t, b] = 0
             for head in range(heads):
                 chosen, total = pairs.spikes[t, b * heads + head], mixed.current[t, b, head * size : (head + 1) * size]
+                among = np.float32(0)
                 for j in range(now + 1):
                     if chosen[j]:
+                        among += np.float32(1)
                         for c in range(size):
                             word = values[b, t, head, j, c // WORD]
                             total[c] += np.float32((word >> np.uint64(c % WORD)) & np.uint64(1))
+                if m.size:
+                    for c in range(size):
+                        total[c] -= m[head * size + c] * among
             for i in range(width):
                 mixed.current[t, b, i] += r.bias[i]
     _fire(first, last, r, alpha, decay, mixed)

@@ -28,6 +28,7 @@ from spikeopd.errors import InputError
 WEIGHT_MAX = 127  # K of int8, and of the tables in every precision
 FEW_LEVELS = 7  # up to this K a scale that clips the largest weights is worth trying
 SITE_LIMIT = MEMBRANE_MAX // 4  # largest threshold or bias, in membrane units
+INHIBITION_LIMIT = 1 << COUNT_SHIFT  # an attended token takes away as much as a spike gives, at most
 COUNT_UNIT = 2.0**-COUNT_SHIFT
 RESIDUAL_UNIT = 2.0**-RESIDUAL_FRACTION_BITS
 MANTISSA_BITS = 18
