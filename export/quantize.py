@@ -168,6 +168,11 @@ def _lower_block(
     for site in ("a", "r"):
         size = shape.num_attention_heads if site == "a" else shape.hidden_size
         sites[site] = _lower_site(block.neurons(site), COUNT_SHIFT, size, f"layers.{index}.{site}", errors)
+    if (withheld := block.withheld()) is not None:
+        label, limit = f"layers.{index}.inhibition", grid.INHIBITION_LIMIT
+        writes["inhibition"] = _round(
+            -_numpy(withheld), 1 << COUNT_SHIFT, np.int32, label, errors, low=-limit, high=limit
+        )
     for site in ("x", "h"):
         label = f"layers.{index}.{site}"
         sites[site] = residual or _lower_site(block.neurons(site), 0, shape.hidden_size, label, errors)
@@ -381,8 +386,10 @@ def _lower_float(model: BiSpikCLMForCausalLM) -> SpikeModel:
                 writes[f"bias_{WRITTEN[name]}"] = bias
             else:
                 sites[target] = flat(target, len(bias), _numpy(block.neurons(target).threshold), bias)
+        if (withheld := block.withheld()) is not None:
+            writes["inhibition"] = -_numpy(withheld)
         if shape.residual_write == "spike":
-            writes = {f"gain_{name}": _numpy(block.gain(name)) for name in WRITTEN.values()}
+            writes |= {f"gain_{name}": _numpy(block.gain(name)) for name in WRITTEN.values()}
         return Layer(**weights, **writes, sites={name: sites[name] for name in shape.layer_sites})
 
     gain = core.embed_gain

@@ -19,7 +19,6 @@ from spikeopd.contracts import (
     MEMBRANE_MIN,
     Array,
     Layer,
-    Site,
     SpikeModel,
     SpikeTrace,
     head_logits,
@@ -94,7 +93,14 @@ class TorchReference:
         counts = (split(q).float() @ split(k).float().transpose(-1, -2)) * causal
         a = self._fire(index, "a", counts, record).float() * causal
         z = (a @ split(v).float()).transpose(1, 2).flatten(-2)
-        r = self._fire(index, "r", z, record)
+        if layer.inhibition is None:
+            r = self._fire(index, "r", z, record)
+        else:
+            # The same sum as one product: values less than whole, in membrane units.
+            unit = 1 << layer.sites["r"].shift
+            values = split(v).double() * unit + _tensor(layer.inhibition).double().view(heads, 1, -1)
+            z = (a.double() @ values).transpose(1, 2).flatten(-2)
+            r = self._fire(index, "r", z if self.integer else z.float(), record, shift=0)
         if self.model.shape.residual_write == "spike":
             h = h + project("o", r, layer.w_o) * _tensor(layer.gain_o)
         else:
@@ -122,7 +128,9 @@ class TorchReference:
             return spikes.float() @ rows.float()
         return spikes.long() @ rows.long()
 
-    def _fire(self, layer: int, name: str, current: Tensor, record: SpikeTrace | None) -> Tensor:
+    def _fire(
+        self, layer: int, name: str, current: Tensor, record: SpikeTrace | None, shift: int | None = None
+    ) -> Tensor:
         """bool spikes of all steps; current [time, token, n], or [time, head, query, key] for the attention map."""
         site = self.model.site(layer, name)
         threshold, bias = torch.from_numpy(site.threshold), torch.from_numpy(site.bias)
@@ -132,7 +140,7 @@ class TorchReference:
         if self.model.shape.graded:
             return self._graded(layer, name, current, threshold, bias, record)
         fire = self._integer_steps if self.integer else self._float_steps
-        spikes = fire(current, threshold, bias, site)
+        spikes = fire(current, threshold, bias, site.shift if shift is None else shift)
         self._record(layer, name, spikes, record)
         return spikes
 
@@ -165,8 +173,8 @@ class TorchReference:
         distance = (place[:, None] - place).clamp(0, self.model.shape.distances - 1)  # pairs with j > i are masked
         return bias[:, distance]
 
-    def _integer_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, site: Site) -> Tensor:
-        drive = (current.long() << site.shift) + bias.long()
+    def _integer_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, shift: int) -> Tensor:
+        drive = (current.long() << shift) + bias.long()
         threshold = threshold.long()
         v = torch.zeros_like(drive[0])
         spikes = torch.zeros(drive.shape, dtype=torch.bool)
@@ -179,7 +187,7 @@ class TorchReference:
             spikes[step] = previous
         return spikes
 
-    def _float_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, site: Site) -> Tensor:
+    def _float_steps(self, current: Tensor, threshold: Tensor, bias: Tensor, shift: int) -> Tensor:
         v = torch.zeros_like(current[0])
         spikes = torch.zeros(current.shape, dtype=torch.bool)
         previous = spikes[0]

@@ -25,6 +25,7 @@ def parameter_count(model: SpikeModel) -> int:
         neurons, embed = 2 * heads, 0
     else:  # threshold and bias per neuron at r, x, h, embed; thresholds and distance biases per head at a
         neurons, embed = heads * (1 + shape.distances) + 6 * d, 2 * d
+    neurons += d if shape.inhibiting else 0
     gains = 2 * d if shape.residual_write == "spike" else 0
     tables = shape.vocab_size * (width + 1) + shape.max_position_embeddings * d + embed
     factors = 2 * width * d if shape.factorised else 0

@@ -33,6 +33,7 @@ class EventCounter:
         self._value_bits = np.zeros(  # per position: value spikes of each head
             (layers, steps, shape.num_attention_heads, shape.max_position_embeddings), np.int32
         )
+        self.picked = np.zeros((layers, steps), np.int64)  # value spikes that the last token's map picked
         self.position = 0
 
     def count(self, spikes: Mapping[SiteKey, Array], saturations: Mapping[SiteKey, Array]) -> Activity:
@@ -76,7 +77,10 @@ class EventCounter:
         # A coincidence needs both spikes: sum over keys first. The map selects value rows: sum their bits first.
         activity.additions["coincidence"][index] = (q * self._key_sums[index]).sum(-1)
         a = spikes[index, "a"].reshape(steps, heads, context)
-        activity.additions["av"][index] = (a * bits).sum((1, 2))
+        # An attended token that inhibits adds to every neuron of its head, one that does not only where its value is.
+        self.picked[index] = (a * bits).sum((1, 2))
+        reached = totals[index, "a"] * shape.head_dim if shape.inhibiting else self.picked[index]
+        activity.additions["av"][index] = reached
         activity.sops["coincidence"][index] = totals[index, "q"] * context
         activity.sops["av"][index] = totals[index, "a"] * shape.head_dim
         row_bits = steps * shape.hidden_size

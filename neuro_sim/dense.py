@@ -6,6 +6,7 @@ and the recount against which their event counts are checked.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,11 +108,16 @@ class DenseDecoder:
         activity.sops["coincidence"][index] += q_spikes * context
         activity.additions["coincidence"][index] += counts.sum(-1)
         activity.sops["av"][index] += a_spikes * head_dim
-        activity.additions["av"][index] += z.sum(-1)
+        activity.additions["av"][index] += a_spikes * head_dim if shape.inhibiting else z.sum(-1)
         row_bits = shape.num_steps * shape.hidden_size
         activity.bytes["kv_write"] += 2 * row_bits // 8
         activity.bytes["kv_read"] += context * row_bits // 8 + int(a_spikes.sum()) * head_dim // 8
-        return self._fire(activity, index, "r", z)
+        neurons, inhibition = self.model.layers[index].sites["r"], self.model.layers[index].inhibition
+        if inhibition is None:
+            return self._fire(activity, index, "r", z)
+        seen = np.repeat(pairs.sum(1), head_dim, axis=-1)  # spikes of its head's map, [T_s, d]
+        drive = (z << neurons.shift) + seen * inhibition if self.model.integer else z + seen * inhibition
+        return self._fire(activity, index, "r", drive, replace(neurons, shift=0))
 
     def _fire(self, activity: Activity, layer: int, site: str, currents: Array, neurons: Site | None = None) -> Array:
         spikes, saturations = run_site(currents, neurons or self.model.site(layer, site), self.model.decay)

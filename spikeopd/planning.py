@@ -106,6 +106,7 @@ def parameters(config: Config) -> int:
     block = block_weights(config) + 4 * d + s["ffn_dim"] + d  # biases of q, k, v, o, f, y
     block += 2 * d if model.residual_write == "spike" else 0
     block += s["num_attention_heads"] * (1 + (model.distances or 0))
+    block += d if model.attention == "inhibiting" else 0
     block += 6 * d if own else s["num_attention_heads"]  # thresholds and biases of r, x, h
     outside = s["vocab_size"] * (width + 1) + (s["max_position_embeddings"] + 2) * d  # tables, bias of the head
     outside += 2 * d + 2 * d + 1 + (2 * d if own else 0)  # gain and bias of the embedding, LayerNorm, e^s, S_E

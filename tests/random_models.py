@@ -34,12 +34,14 @@ def random_shape(
     readout="rate",
     distances=0,
     neuron="lif",
+    attention="sum",
 ) -> ModelShape:
     d = heads * head_dim
-    form = (write, readout, distances, neuron)
+    form = (write, readout, distances, neuron, attention)
     return ModelShape(d, layers, heads, ffn, vocab, positions, num_steps, width or d, *form)
 
 
+INHIBITING = {"write": "current", "readout": "residual", "distances": 5, "attention": "inhibiting"}
 PLUS = {"write": "current", "readout": "residual", "distances": 5}  # every option away from the paper's block
 
 
@@ -90,6 +92,8 @@ def random_model(
         }
         gain_o, gain_y = rng.normal(0, 1500, (2, d)).astype(np.int32)
         weights = {f"w_{name}": weight(*size, limit) for name, size in fans.items()}
+        if shape.inhibiting:
+            weights["inhibition"] = rng.integers(-700, 100, d).astype(np.int32)
         if shape.residual_write == "spike":
             return Layer(**weights, sites=sites, gain_o=gain_o, gain_y=gain_y)
         del sites["o"], sites["y"]
@@ -136,6 +140,8 @@ def real_valued(model: SpikeModel, alpha: float = 0.5) -> SpikeModel:
             wide["w_o"] = wide["w_o"] * 2.0 ** values.shift_o.astype(np.float32)
             wide["w_2"] = wide["w_2"] * 2.0 ** values.shift_y.astype(np.float32)
         names = ("gain_o", "gain_y") if model.shape.residual_write == "spike" else ("bias_o", "bias_y")
+        if model.shape.inhibiting:
+            wide["inhibition"] = values.inhibition.astype(np.float32) / np.float32(1 << COUNT_SHIFT)
         written = {name: getattr(values, name).astype(np.float32) for name in names}
         return Layer(**wide, **written, sites={name: site(values) for name, values in values.sites.items()})
 

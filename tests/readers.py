@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 SHAPE = random_shape()
 
@@ -553,6 +553,9 @@ READERS = {
     "weights of a student": Reader("model.safetensors", _whole_student, _read_whole_student, each=40),
     "sampling of a student": Reader("generation_config.json", _whole_student, _read_generation),
     "manifest of 4 bits": Reader("b/manifest.json", _other_bundle("int4"), _read_bundle),
+    "manifest with attention that inhibits": Reader(
+        "b/manifest.json", _other_bundle("int8", **INHIBITING), _read_bundle
+    ),
     "manifest of the better block": Reader("b/manifest.json", _other_bundle("int8", **PLUS), _read_bundle),
     "manifest of the twin": Reader(
         "b/manifest.json", _other_bundle("int8", "arrays", neuron="quantised"), _read_bundle

@@ -54,3 +54,4 @@ def tokens(count: int, vocab: int = 60, seed: int = 0) -> list[int]:
 
 # Every option of the block away from the paper's.
 PLUS = {"residual_write": "current", "readout": "residual", "distances": 3, "neurons": "own", "scaled_surrogate": True}
+INHIBITING = PLUS | {"attention": "inhibiting"}

@@ -71,6 +71,8 @@ def _shape(model: dict[str, Any]) -> str:
         form.append("residual readout")
     if model.get("distances"):
         form.append(f"distance bias {model['distances']}")
+    if model.get("attention") == "inhibiting":
+        form.append("attention that inhibits")
     return ", ".join([sizes, *form])
 
 

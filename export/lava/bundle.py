@@ -18,7 +18,8 @@ from spikeopd.contracts import EMBED_SITE, RESIDUAL, Layer, Site, SpikeModel, pr
 from spikeopd.contracts.bundle import is_weight, model_arrays, pack_nibbles
 from spikeopd.files import write_json
 
-GRAPH_SCHEMA = "spikeopd.lava-graph"  # version 1: the paper's block; 2: any form; 3: weights of 4 bits, two in a byte
+# Version 1: the paper's block; 2: any form; 3: weights of 4 bits, two in a byte; 4: attention that inhibits
+GRAPH_SCHEMA = "spikeopd.lava-graph"
 PACKAGE = "neuro_sim.lava.processes"
 ARRAYS, GRAPH = "arrays.h5", "graph.json"
 
@@ -97,6 +98,8 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
         }
         if not shape.paper_block:
             parameters |= {"map_bias": bias(a, f"layers.{index}.a"), "value_bias": bias(r, f"layers.{index}.r")}
+        if shape.inhibiting:
+            parameters["value_inhibition"] = _array(f"layers.{index}.inhibition")
         ends = {"q_in": ("in", d), "k_in": ("in", d), "v_in": ("in", d), "s_out": ("out", d)}
         process(f"{name}.attention", "attention.SpikingAttention", parameters, **ends)
         spikes = shape.residual_write == "spike"
@@ -135,8 +138,9 @@ def process_graph(model: SpikeModel) -> dict[str, Any]:
     kind, end, source = ("RateReadout", "s_in", x) if shape.readout == "rate" else ("ResidualReadout", "h_in", h)
     process("readout", f"host.{kind}", {"shape": [d], "num_steps": steps}, **{end: ("in", d)})
     connections.append((source, f"readout.{end}"))
+    version = 4 if shape.inhibiting else 3 if model.precision == "int4" else 1 if shape.paper_block else 2
     return {
-        "schema": f"{GRAPH_SCHEMA}/{3 if model.precision == 'int4' else 1 if shape.paper_block else 2}",
+        "schema": f"{GRAPH_SCHEMA}/{version}",
         "precision": model.precision,
         "steps_per_token": steps,
         "arrays": ARRAYS,

@@ -43,8 +43,8 @@ CELL_WARNING = (
 )
 REPLICATE = (
     "The query spikes come from token i, the key and value spikes from token j at the same step; the attention map "
-    "neuron has a state of its own for every pair and head; the 'value' products of all j <= i add up in the membrane "
-    "of site r of token i."
+    "neuron has a state of its own for every pair and head; the 'value' products of all j <= i, and their "
+    "'inhibition' where there is one, add up in the membrane of site r of token i."
 )
 DISTANCE = (
     "The bias current of a pair's map neuron depends on its distance: 'distance_bias' has for each layer an array "
@@ -233,7 +233,7 @@ def _finish(
 ) -> NirModel:
     """Root metadata: what the file is, and the host's arrays. Only strings, numbers, arrays and nested dicts."""
     about: dict[str, Any] = {
-        "schema": f"spikeopd.nir/{1 if model.shape.paper_block else 2}",
+        "schema": f"spikeopd.nir/{3 if model.shape.inhibiting else 1 if model.shape.paper_block else 2}",
         "profile": profile,
         "context": context,
         "neuron": neuron,
@@ -319,7 +319,7 @@ def _blocks(b: _Builder, model: SpikeModel, neuron: Neuron, index: int, streams:
     q = [project("w_q", x[i]) for i in tokens]
     k = [project("w_k", x[i]) for i in tokens]
     v = [project("w_v", x[i]) for i in tokens]
-    z = [[_pair(b, fire, model, layer.sites["a"], i - j, q[i], k[j], v[j]) for j in range(i + 1)] for i in tokens]
+    z = [[n for j in range(i + 1) for n in _pair(b, fire, model, index, i - j, q[i], k[j], v[j])] for i in tokens]
     r_bias = _bias_current(layer.sites["r"])
     constant = [b.constant(f"layers.{index}.r.bias", r_bias, "count_units")] if r_bias.any() else []
     r = [fire("r", [*z[i], *constant]) for i in tokens]
@@ -329,9 +329,10 @@ def _blocks(b: _Builder, model: SpikeModel, neuron: Neuron, index: int, streams:
 
 
 def _pair(
-    b: _Builder, fire: Any, model: SpikeModel, site: Site, distance: int, query: str, key: str, value: str
-) -> str:
-    """Attention of one query-key pair: count coincidences per head, fire, gate the values."""
+    b: _Builder, fire: Any, model: SpikeModel, index: int, distance: int, query: str, key: str, value: str
+) -> list[str]:
+    """Attention of one query-key pair: count coincidences per head, fire, gate the values. The nodes that S_r hears."""
+    layer, site = model.layers[index], model.layers[index].sites["a"]
     pair = {"pair": "yes"}
     heads = _head_matrix(model)
     both = np.full(heads.shape[1], 1.5, np.float32)
@@ -343,7 +344,13 @@ def _pair(
     count = b.add("count", counter, coincidence)
     attention = fire("a", [count])
     spread = b.add("spread", nir.Linear(np.ascontiguousarray(heads.T), metadata=dict(pair)), attention)
-    return b.add("value", nir.Threshold(both.copy(), metadata=dict(pair)), spread, value)
+    gated = b.add("value", nir.Threshold(both.copy(), metadata=dict(pair)), spread, value)
+    if layer.inhibition is None:
+        return [gated]
+    weights = layer.inhibition.astype(np.float32) / np.float32(1 << layer.sites["r"].shift)
+    inhibition = b.add("inhibition", nir.Scale(weights, metadata=dict(pair)), spread)
+    b.locate(f"layers.{index}.inhibition", inhibition, "scale", transform="count_units")
+    return [gated, inhibition]
 
 
 def _head_matrix(model: SpikeModel) -> Array:

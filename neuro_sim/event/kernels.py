@@ -357,6 +357,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
         following = read_int64(given.keys) + (index + threads * steps) * words * capacity
     threshold = read_int32(plan.map_thresholds + 4 * (layer * plan.heads + head))
     shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + A))
+    value_shift = read_int64(plan.shifts + 8 * (NUM_SITES * layer + R))
     queries = work.queries + 8 * steps * words * thread
     found = work.small + 4 * scratch_of_attend(steps, pad) * thread
     sums = found + 4 * steps * LANES
@@ -371,6 +372,8 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
             word = vector.pack_word(query_masks + 4 * WORD * w, step) & word_mask(plan.head_dim - WORD * w)
             write_int64(queries + 8 * (step * words + w), word)
     vector.clear(found, 4 * steps * LANES)
+    for step in range(steps):  # spikes of the heads before this one, until the sums of values take the place
+        write_int32(sums + 4 * step * pad, read_int64(spikes + 8 * step))
     if plan.distances:
         biases = plan.map_biases + 4 * (2 * LANES + WORD + plan.distances) * (layer * plan.heads + head)
         vector.attend_biased(
@@ -387,6 +390,7 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
     for step in range(steps):
         step_sums = sums + 4 * step * pad
         step_values = values + (index + step) * value_bytes
+        seen = read_int64(spikes + 8 * step) - read_int32(step_sums)
         ahead = following + step * words * capacity
         vector.sum_values(step_values, 8 * pad, blocks, chosen + 8 * step * plan.blocks, step_sums, ahead)
         coincidences, taken = 0, 0
@@ -394,13 +398,18 @@ def attend(plan: Any, work: Any, given: Any, lane: int, layer: int, head: int, t
             coincidences += read_int32(found + 4 * (step * LANES + i))
         for i in range(plan.head_dim):
             taken += read_int32(step_sums + 4 * i)
+        if plan.inhibiting:
+            taken_from = plan.inhibition + 4 * (layer * plan.hidden + head * plan.head_dim)
+            for i in range(plan.head_dim):
+                counted = read_int32(step_sums + 4 * i) << value_shift
+                write_int32(step_sums + 4 * i, counted + read_int32(taken_from + 4 * i) * seen)
         write_int64(additions + 8 * step, read_int64(additions + 8 * step) + coincidences)
         write_int64(additions + 8 * (steps + step), read_int64(additions + 8 * (steps + step)) + taken)
     # The neighbouring head may belong to another thread, so the masks of R go to scratch and are copied.
     result = sums + 4 * steps * pad
     at = 4 * (plan.row * layer + read_int64(plan.offsets + 8 * R) + head * plan.head_dim)
     vector.fire(
-        sums, 4 * pad, plan.thresholds + at, plan.biases + at, read_int64(plan.shifts + 8 * (NUM_SITES * layer + R)),
+        sums, 4 * pad, plan.thresholds + at, plan.biases + at, 0 if plan.inhibiting else value_shift,
         plan.decay, plan.head_dim, steps, result, counter(plan, work, work.spikes, thread, lane, layer, R),
         counter(plan, work, work.saturations, thread, lane, layer, R),
     )  # fmt: skip

@@ -16,9 +16,10 @@ def _record(fields: str) -> np.dtype[Any]:
 # neurons; `offsets` says where a site starts in it.
 PLAN = _record("""
     layers steps hidden hidden_pad ffn ffn_pad heads head_dim head_pad key_words blocks vocab vocab_pad
-    head_width head_width_pad factorised two_products current_write residual_readout unit distances decay row paired
-    embed_shift epsilon!
-    offsets weights thresholds biases shifts map_thresholds map_biases writes write_shifts embed_threshold embed_bias
+    head_width head_width_pad factorised two_products current_write residual_readout unit distances inhibiting decay
+    row paired embed_shift epsilon!
+    offsets weights thresholds biases shifts map_thresholds map_biases inhibition writes write_shifts
+    embed_threshold embed_bias
     head_rows table gamma head_sums row_scale bias out_scale out_bias
 """)
 # offsets         int64 [10]
@@ -28,6 +29,7 @@ PLAN = _record("""
 # shifts          int64 [layers, 10]
 # map_thresholds  int32 [layers, heads]          embed_*      int32 [hidden_pad]
 # map_biases      int32 [layers, heads, LANES + distances + LANES + WORD], farthest first; distances 0: not read
+# inhibition      int32 [layers, hidden] of the neurons of R; not read unless inhibiting
 # writes          int32 [layers, 2, hidden_pad]: gains of a spike write, biases of a current write
 # write_shifts    int32 [layers, 2, hidden_pad] of a current write
 # head_rows       int8 [hidden, head_width_pad]  table        int8 [word_embed_proj_dim, vocab_pad]

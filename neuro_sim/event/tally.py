@@ -40,7 +40,7 @@ class Tally:
                 self._row_bytes[component, DRIVERS.index(connection.driver)] += read
         self._coincidence, self._av = (self._components.index(name) for name in ("coincidence", "av"))
         self._query, self._map, self._last = (self._sites.index(site) for site in ("q", "a", "h"))
-        self._macs = outer_macs(shape, 1)
+        self._macs, self._inhibiting = outer_macs(shape, 1), shape.inhibiting
         self._tail = shape.vocab_size * shape.word_embed_proj_dim if plan.factorised else 0
         self._outputs = shape.word_embed_proj_dim if plan.factorised else shape.vocab_size
         position = d * model.embedding.position.itemsize
@@ -69,7 +69,9 @@ class Tally:
         sops = (self._fan_out @ by_driver.reshape(lanes, len(by_driver[0]), -1)).reshape(lanes, -1, layers, steps)
         sops[:, self._coincidence] = by_site[:, self._query] * contexts[:, None, None]
         really = sops.copy()
-        really[:, self._coincidence], really[:, self._av] = additions[:, :, 0], additions[:, :, 1]
+        really[:, self._coincidence] = additions[:, :, 0]
+        if not self._inhibiting:  # else every neuron of the head is reached, as the operations say
+            really[:, self._av] = additions[:, :, 1]
         saturated = saturations[:, :layers].swapaxes(1, 2)[:, self._columns]
         of_embed = np.full((lanes, 1, steps), d, np.int64), saturations[:, layers:, 0].copy()
         unmasked = np.zeros((lanes, layers, steps), np.int64)

@@ -76,6 +76,14 @@ def coincidences(q: Array, keys: Array, heads: int) -> Array:
     return np.asarray((keys & q).reshape(context, heads, -1).sum(-1).T)
 
 
+def inhibited(z: Array, a: Array, inhibition: Array, shift: int) -> Array:
+    """Z in membrane units with what each spike of a head's map adds besides. a bool [heads, .], inhibition [d]."""
+    seen = np.repeat(a.sum(1), z.size // len(a))
+    if inhibition.dtype.kind == "f":
+        return np.asarray(z.astype(np.float32) + inhibition * seen.astype(np.float32))
+    return np.asarray((z.astype(np.int64) << shift) + inhibition * seen)
+
+
 def weighted_values(a: Array, values: Array) -> Array:
     """Z: value bits summed over the positions the map selects. a bool [heads, context], values bool [context, d]."""
     heads, context = a.shape

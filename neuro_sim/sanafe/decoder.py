@@ -114,8 +114,8 @@ class NetworkDecoder:
         """Keep what the executor counted, after its events were found to be those of the network."""
         gated = {}
         for index in range(network.shape.num_hidden_layers):
-            for site, component in (("k", "coincidence"), ("v", "av")):
-                gated[f"{group_name(index, site)}.gate"] = int(activity.additions[component][index].sum())
+            gated[f"{group_name(index, 'k')}.gate"] = int(activity.additions["coincidence"][index].sum())
+            gated[f"{group_name(index, 'v')}.gate"] = int(self._counter.picked[index].sum())
         sums = {name: spikes.sum(0) for name, spikes in fired.items()}
         roles, dense = events(network, sums, gated, self.position)
         relays = sum(int(sums[network.origin(group).name].sum()) for group in network.of_kind("relay"))

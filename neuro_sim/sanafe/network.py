@@ -43,6 +43,7 @@ EXTRAS = {
     "reset": "reset of a neuron by a synapse to itself",
     "gated": "output of a product of two spikes",
     "own": "key and value of the token itself into their gates",
+    "inhibition": "what an attended token takes from the neurons of its head",
     "empty": "query spikes into cache slots that hold nothing yet",
     "relay": "spikes passed on one step later",
     "copy": "residual writes again, for every later station that reads the stream",
@@ -196,6 +197,8 @@ class _Builder:
         self.connect(self.relayed(v, values.start - 1), values, "own", UNIT, np.arange(d), own)
         r = self.site(index, "r", values.start + 1, layer.sites["r"])
         self.connect(values, r, "gated", 1 << COUNT_SHIFT, gate, channel)
+        if layer.inhibition is not None:
+            self.connect(self.relayed(pairs, r.start - 1), r, "inhibition", layer.inhibition[channel], pair, channel)
         return r
 
     def gates(self, index: int, site: str, start: int) -> Group:
@@ -338,7 +341,8 @@ def events(
     fired  spikes of every site's neurons [n], the map with all its slots      gated  spikes of every group of gates
     The second table holds those that end in groups which a full matrix enters: a chip may price them otherwise.
     """
-    counts = dict.fromkeys((*network.shape.layer_components, *EXTRAS), 0)
+    extras = (name for name in EXTRAS if name != "inhibition" or network.shape.inhibiting)
+    counts = dict.fromkeys((*network.shape.layer_components, *extras), 0)
     dense, matrices = dict(counts), network.matrix_targets
     for bundle in network.synapses:
         group, role = network.groups[bundle.source], bundle.role

@@ -46,7 +46,7 @@ Place = Callable[[ModelShape, Precision, dict[str, Array]], None]
 SCHEMA = "spikeopd.bundle"
 # 1: the paper's block; 2: any form of `ModelShape`, a bias at every site; 3: also int4; 4: a quantised twin, whose
 # activations are counts
-VERSIONS = (1, 2, 3, 4)
+VERSIONS = (1, 2, 3, 4, 5)
 MANIFEST = "manifest.json"
 SHIPPED = Path(__file__).parents[1] / "assets" / "bundles"
 MODEL_FILES = ("model.nir", "arrays.h5")
@@ -68,6 +68,8 @@ NO_BIAS = {"constant": 0}  # entry of a bias that is zero throughout and therefo
 
 def bundle_schema(shape: ModelShape, precision: Precision) -> str:
     """The lowest version that can say what this model is: older readers keep reading what they can."""
+    if shape.inhibiting:
+        return f"{SCHEMA}/5"
     return f"{SCHEMA}/{4 if shape.graded else 3 if precision == 'int4' else 1 if shape.paper_block else 2}"
 
 
@@ -131,6 +133,8 @@ def array_specs(shape: ModelShape, precision: Precision) -> dict[str, Spec]:
             specs[f"layers.{index}.{weight.name}"] = (narrow, (weight.fan_in, weight.fan_out))
         for name, dtype in layer_writes(shape, precision).items():
             specs[f"layers.{index}.{name}"] = (dtype, (d,))
+        if shape.inhibiting:
+            specs[f"layers.{index}.inhibition"] = (word, (d,))
         for site in shape.layer_sites:
             count = heads if site == "a" else ffn if site == "f" else d
             specs[f"layers.{index}.{site}.threshold"] = (word, (count,))
@@ -142,7 +146,8 @@ def array_specs(shape: ModelShape, precision: Precision) -> dict[str, Spec]:
 
 def layer_arrays(shape: ModelShape, precision: Precision) -> tuple[str, ...]:
     """Names of a layer's arrays other than those of its sites."""
-    return (*(weight.name for weight in projections(shape)), *layer_writes(shape, precision))
+    inhibition = ("inhibition",) if shape.inhibiting else ()
+    return (*(weight.name for weight in projections(shape)), *layer_writes(shape, precision), *inhibition)
 
 
 def model_arrays(model: SpikeModel) -> dict[str, Array]:
@@ -307,6 +312,8 @@ def _check_shape(file: Path, shape: Any, version: int) -> None:
         allowed = choices[:1] if version == 1 else choices
         if name == "neuron":
             allowed = choices[1:] if version == 4 else choices[:1]
+        if name == "attention":
+            allowed = choices if version == 5 else choices[:1]
         if shape.get(name, choices[0]) not in allowed:
             raise _wrong(file, f"shape.{name}", " or ".join(map(repr, allowed)), shape[name])
     distances = shape.get("distances", 0)

@@ -14,6 +14,7 @@ r"""The deployable model: everything needed to decode, nothing else. numpy only.
     h = e                                X = S_embed(h)
     per layer:  Q,K,V = S_q,k,v(X W)     C[j] = popcount(Q & K_j), j <= i      A[j] = S_a(C[j])   per head
                 Z = sum_j A[j] V_j       R = S_r(Z)
+      attention "inhibiting":            R = S_r of (Z << 10) + inhibition * sum_j A[j], and then its bias
       write "spike":    O = S_o(R W_o)   h = h + gain_o * O
       write "current":                   h = h + ((R W_o) << shift_o) + bias_o
                 X' = S_x(h)              F = S_f(X' W_1)
@@ -103,6 +104,8 @@ class Layer:
 
     Write "spike": gains int32 [d] in residual units. Write "current": shifts uint8 [d], one per output neuron (zero in
     float precision), and biases int32 [d] in residual units.
+    inhibition: int32 [d], what every spike of the head's map adds to a neuron of S_r besides the value's spike, in
+    membrane units; negative where it inhibits. None unless attention is "inhibiting".
     """
 
     w_q: Array
@@ -118,6 +121,7 @@ class Layer:
     shift_y: Array | None = None
     bias_o: Array | None = None
     bias_y: Array | None = None
+    inhibition: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ CACHE_TRAFFIC = ("kv_read", "kv_write")
 Write = Literal["spike", "current"]
 Readout = Literal["rate", "residual"]
 NeuronKind = Literal["lif", "quantised"]
+Attention = Literal["sum", "inhibiting"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class ModelShape:
                          of the residual stream over the steps
     distances            width of the attention's distance bias: a current per head and distance i - j into S_a, the
                          last entry for every larger distance. 0: none
+    attention            what a spike of the map adds at S_r: "sum", the value spikes that it picks; "inhibiting",
+                         these and a constant of each neuron, most often negative
     neuron               "lif", T_s steps of spikes; "quantised", the twin: one step of counts from 0 to T_s
     """
 
@@ -59,11 +62,17 @@ class ModelShape:
     readout: Readout = "rate"
     distances: int = 0
     neuron: NeuronKind = "lif"
+    attention: Attention = "sum"
 
     @property
     def graded(self) -> bool:
         """The quantised twin: its activations are counts."""
         return self.neuron == "quantised"
+
+    @property
+    def inhibiting(self) -> bool:
+        """An attended token also takes away, where its value is silent."""
+        return self.attention == "inhibiting"
 
     @property
     def steps(self) -> int:
@@ -81,7 +90,8 @@ class ModelShape:
     @property
     def paper_block(self) -> bool:
         """The paper's form of the block, which schema 1 of every file describes."""
-        return (self.residual_write, self.readout, self.distances, self.neuron) == ("spike", "rate", 0, "lif")
+        form = (self.residual_write, self.readout, self.distances, self.neuron, self.attention)
+        return form == ("spike", "rate", 0, "lif", "sum")
 
     @property
     def layer_sites(self) -> tuple[str, ...]:
@@ -105,12 +115,14 @@ class ModelShape:
         return self.num_attention_heads * keys if site == "a" else self.site_size(site, 0) * tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. The form of the block is left out where it is the paper's, as schema 1 has it, and the neuron
-        where it spikes.
+        """Plain values. The form of the block is left out where it is the paper's, as schema 1 has it, the neuron
+        where it spikes and attention where it only sums.
         """
         values = asdict(self)
         if not self.graded:
             del values["neuron"]
+        if not self.inhibiting:
+            del values["attention"]
         return {name: value for name, value in values.items() if name in SIZES or not self.paper_block}
 
 
@@ -119,6 +131,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "residual_write": ("spike", "current"),
     "readout": ("rate", "residual"),
     "neuron": ("lif", "quantised"),
+    "attention": ("sum", "inhibiting"),
 }
 DISTANCES_LIMIT = 1 << 12
 
@@ -152,6 +165,8 @@ def parse_shape(raw: Any, where: str, num_steps: int | None = None, limit: int =
             f"{where}: field 'distances' must be a whole number from 0 to {DISTANCES_LIMIT}, got {_show(distances)}"
         )
     shape = ModelShape(**values)
+    if shape.graded and shape.inhibiting:
+        raise InputError(f"{where}: field 'attention' is 'inhibiting', which a quantised twin has not")
     if shape.hidden_size % shape.num_attention_heads:
         raise InputError(f"{where}: hidden_size {shape.hidden_size} is not a multiple of num_attention_heads")
     return shape

@@ -49,7 +49,8 @@ def student_of_bundle(path: Path | str) -> BiSpikCLMForCausalLM:
     tokens = manifest.get("tokens", {})
     config = BiSpikCLMConfig(
         **{name: getattr(shape, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "ffn_dim",
-           "num_attention_heads", "max_position_embeddings", "num_steps", "residual_write", "readout", "distances")},
+           "num_attention_heads", "max_position_embeddings", "num_steps", "residual_write", "readout", "distances",
+           "attention")},
         alpha=shortest_fraction(model.decay), neurons="own", scaled_surrogate=True, deploy_precision="int8",
         bos_token_id=tokens.get("bos"), eos_token_id=tokens.get("eos"), pad_token_id=tokens.get("pad"),
     )  # fmt: skip
@@ -81,6 +82,9 @@ def fill_block(block: BiSpikCLMBlock, layer: Layer, where: str) -> None:
         projection = getattr(block, module)
         put(projection.weight, getattr(layer, name).T * (2.0 ** getattr(layer, shift) * RESIDUAL_UNIT)[:, None])
         put(projection.bias, getattr(layer, bias) * RESIDUAL_UNIT)
+    if block.inhibition is not None:
+        assert layer.inhibition is not None
+        put(block.inhibition, -layer.inhibition * COUNT_UNIT)
     for site_name in ("a", "r", "x", "h"):
         unit = COUNT_UNIT if site_name in ("a", "r") else RESIDUAL_UNIT
         set_site(block, site_name, layer.sites[site_name], unit)

@@ -171,8 +171,8 @@ class Decoder:
         found = tuple(part[: h.shape[0] * rows * heads * keys].reshape(-1, rows * heads, keys) for part in self.map)
         self._run(
             _attend, h.size * keys, self._multiply(x, block.qkv), block.qkv.unit, block.qkv.bias, sites["qkv"],
-            sites["a"], sites["r"], block.distances, block.withheld, self.cache[index, 0], self.cache[index, 1], self.length,
-            *self.decay, self.work[3 * d], Work(*found), work, spikes, self.counts[index + 1, 1:5],
+            sites["a"], sites["r"], block.distances, block.withheld, self.cache[index, 0], self.cache[index, 1],
+            self.length, *self.decay, self.work[3 * d], Work(*found), work, spikes, self.counts[index + 1, 1:5],
         )  # fmt: skip
         self._write(block, "o", block.out, x, "x", h, spikes, counts)
         self._run(

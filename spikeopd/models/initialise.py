@@ -272,6 +272,8 @@ def _calibrate_site(
     block: BiSpikCLMBlock, site: str, current: Tensor, spread: float, profile: Tensor | None = None
 ) -> None:
     config = block.config
+    if site == "v" and block.inhibition is not None:  # what an attended token gives on average is taken away again
+        block.inhibition.copy_(block.neuron(current, block.threshold, config.alpha).mean((0, 1, 2)))
     if site == "a":
         queries, keys = current.shape[-2:]
         causal = torch.ones(queries, keys, dtype=torch.bool, device=current.device).tril()

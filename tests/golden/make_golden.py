@@ -10,7 +10,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from random_models import PLUS, random_model, random_shape  # noqa: E402
+from random_models import INHIBITING, PLUS, random_model, random_shape  # noqa: E402
 
 from neuro_sim.dense import DenseDecoder  # noqa: E402
 from spikeopd.contracts import SpikeTrace  # noqa: E402
@@ -20,6 +20,7 @@ CASES = {
     "factorised": {"width": 12},
     "six_steps": {"num_steps": 6, "heads": 3, "head_dim": 5},
     "plus": PLUS,
+    "inhibiting": INHIBITING,
     "plus_factorised": {**PLUS, "width": 12},
 }
 TOKENS = [2, 7, 31, 7, 0, 19, 38, 5, 11, 23]

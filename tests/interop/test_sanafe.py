@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from priced_chip import PRICES, PricedInterpreter
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 import energy
 from export.quantize import lower
@@ -89,7 +89,7 @@ def test_a_wrong_decay_is_found_and_named(block):
     assert "token" in str(first_difference(*traces)) and "neuron" in str(first_difference(*traces))
 
 
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_its_bill_is_ours_to_the_last_event(form):
     """Energies, messages, hops and updates of the simulator equal counts times prices, computed without it."""
     model = random_model(random_shape(heads=2, head_dim=32, layers=2, ffn=96, **form), seed=3, drive=1.5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
@@ -38,7 +38,7 @@ def test_bundle_to_event_and_lava(tmp_path: Path, target: str) -> None:
     assert first_difference(traces[0], traces[2]) is None
 
 
-@pytest.mark.parametrize("form", [{}, PLUS])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING])
 def test_no_process_compiles_for_itself(tmp_path: Path, form: dict) -> None:
     """`warm_up` must cover every type a bundle brings, or each process would compile the loops again, for seconds."""
     kernels = (compiled.fire, compiled.project, compiled.write, compiled.pack, compiled.attend)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
@@ -69,7 +69,12 @@ def test_fused_equals_the_oracle_with_a_factorised_embedding_and_three_steps() -
     assert_equal_decoding(random_model(shape, seed=4, drive=2.0), "fused")
 
 
-FORMS = [{}, PLUS, *({option: value} for option, value in PLUS.items())]  # the paper's, all options, each alone
+FORMS = [
+    {},
+    PLUS,
+    INHIBITING,
+    *({option: value} for option, value in PLUS.items()),
+]  # the paper's, all options, each alone
 
 
 @pytest.mark.parametrize("form", FORMS[1:], ids="+".join)
@@ -79,7 +84,7 @@ def test_fused_equals_the_oracle_in_every_form(form: dict) -> None:
 
 
 @pytest.mark.parametrize("granularity", ["fused", "graph"])
-@pytest.mark.parametrize("form", [{}, PLUS], ids="+".join)
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids="+".join)
 def test_four_bits_equal_the_oracle(granularity: str, form: dict) -> None:
     model = random_model(random_shape(layers=1, **form), seed=8, drive=1.5, precision="int4")
     assert {abs(int(w)) for w in model.layers[0].w_1.flat} == set(range(8))
@@ -107,7 +112,7 @@ def test_two_layers_equal_the_oracle(seed: int, granularity: str, form: dict) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["fused", "graph"])
-@pytest.mark.parametrize("form", [{}, PLUS], ids="+".join)
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids="+".join)
 def test_the_tiny_shape_equals_the_oracle(granularity: str, form: dict) -> None:
     shape = random_shape(heads=4, head_dim=32, layers=4, ffn=512, vocab=1024, positions=64, **form)
     assert_equal_decoding(random_model(shape, seed=7), granularity)

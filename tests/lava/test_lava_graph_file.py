@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("lava.magma", reason="lava-nc is not installed")
 pytestmark = pytest.mark.lava
 
-from random_models import PLUS, random_model, random_shape  # noqa: E402
+from random_models import INHIBITING, PLUS, random_model, random_shape  # noqa: E402
 
 from export.bundle_writer import BundleOptions, write_bundle  # noqa: E402
 from neuro_sim.dense import DenseDecoder  # noqa: E402
@@ -62,7 +62,9 @@ def test_the_papers_form_is_described_as_ever(tmp_path):
     assert digest == "e1e65242cc73c432504710a839253d0637d672ea31d70417dc3f486860a15f96"
 
 
-@pytest.mark.parametrize(("form", "version"), [({}, 1), (PLUS, 2), ({"write": "current"}, 2), ({"distances": 3}, 2)])
+@pytest.mark.parametrize(
+    ("form", "version"), [({}, 1), (PLUS, 2), (INHIBITING, 4), ({"write": "current"}, 2), ({"distances": 3}, 2)]
+)
 def test_the_described_network_runs(tmp_path, form, version):
     require_lava()
     from lava.magma.core.run_conditions import RunSteps

@@ -34,9 +34,10 @@ def assert_same_integers(a, b):
     scale=st.sampled_from([0.05, 1.0, 6.0]),
     alpha=st.sampled_from([0.9, 0.875, 0.5]),
     distances=st.sampled_from([0, 3]),
+    attention=st.sampled_from(["sum", "inhibiting"]),
 )
-def test_lowering_the_student_of_a_bundle_gives_the_bundle(tmp_path_factory, seed, scale, alpha, distances):
-    student = small_student(seed=seed, alpha=alpha, deploy_precision="int8", **{**PLUS, "distances": distances})
+def test_lowering_the_student_of_a_bundle_gives_the_bundle(tmp_path_factory, seed, scale, alpha, **form):
+    student = small_student(seed=seed, alpha=alpha, deploy_precision="int8", **{**PLUS, **form})
     with torch.no_grad():
         student.model.logit_scale.fill_(scale - 1.3)
         student.model.final_layer_norm.weight.mul_(scale)

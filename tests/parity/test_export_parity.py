@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_models import PLUS, random_model, random_shape, real_valued
+from random_models import INHIBITING, PLUS, random_model, random_shape, real_valued
 from small_students import PLUS as PLUS_STUDENT
 from small_students import small_student, tokens
 
@@ -145,6 +145,7 @@ def test_the_unrolled_float_file_executed_literally_is_the_student(tmp_path, alp
 
 FORMS = {
     "plus": PLUS,
+    "inhibiting": INHIBITING,
     "current": {"write": "current"},
     "residual": {"readout": "residual"},
     "distance": {"distances": 2},
@@ -179,7 +180,8 @@ def test_the_unrolled_file_of_every_form_executed_literally_is_the_oracle(tmp_pa
 @given(
     heads=st.integers(1, 2), head_dim=st.integers(1, 4), layers=st.integers(1, 2), num_steps=st.integers(1, 4),
     write=st.sampled_from(["spike", "current"]), readout=st.sampled_from(["rate", "residual"]),
-    distances=st.integers(0, 4), neuron=st.sampled_from(["exact", "lif"]), context=st.integers(1, 4),
+    distances=st.integers(0, 4), attention=st.sampled_from(["sum", "inhibiting"]),
+    neuron=st.sampled_from(["exact", "lif"]), context=st.integers(1, 4),
     seed=st.integers(0, 99),
 )  # fmt: skip
 def test_the_graph_of_any_form_is_the_model(seed, neuron, context, **options):

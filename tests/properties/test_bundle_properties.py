@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 from spikeopd.contracts import SpikeModel
@@ -59,7 +59,7 @@ json_values = st.recursive(
 )
 
 
-@pytest.fixture(scope="module", params=[{}, PLUS], ids=["paper", "plus"])
+@pytest.fixture(scope="module", params=[{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def template(tmp_path_factory, request):
     model = random_model(random_shape(layers=1, ffn=4, vocab=5, head_dim=2, positions=3, **request.param))
     return write_bundle(model, tmp_path_factory.mktemp("template") / "b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from random_models import PLUS, random_shape
+from random_models import INHIBITING, PLUS, random_shape
 from random_runs import make_run
 
 from energy.costs import MEMORY, OPERATIONS, PLACEMENTS
@@ -97,7 +97,7 @@ def test_twin_bits_hold_every_count(steps: int, bits: int) -> None:
     assert twin_bits(steps) == bits and 2**bits >= steps + 1 > 2 ** (bits - 1)
 
 
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_counts_are_those_of_the_run(form: dict) -> None:
     run = parse_run(make_run(random_shape(**form), prompts=(4, 3), generated=(3, 4), drive=2.0), "x")
     activity, work = run.activity(), counted_work(run)
@@ -172,7 +172,7 @@ def test_parts_and_places_add_up(convention: str) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_the_curve_is_the_bill_at_every_rate(placement, form: dict) -> None:
     shape = random_shape(**form)
     for tally_of in (

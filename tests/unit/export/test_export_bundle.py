@@ -11,7 +11,7 @@ import h5py
 import nir
 import numpy as np
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 from small_students import small_student
 
 from export.bundle_writer import BundleOptions, bundle_draft, write_bundle
@@ -41,7 +41,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("width", [None, 8])
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_what_is_written_is_read(tmp_path, profile, width, form):
     model = random_model(random_shape(width=width, **form))
     write_bundle(model, tmp_path / "b", PROFILES[profile])
@@ -57,7 +57,7 @@ def test_float_bundles_too(tmp_path, profile, bias):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_write_read_write_is_stable_to_the_byte(tmp_path, profile, form):
     write_bundle(random_model(random_shape(**form)), tmp_path / "first", PROFILES[profile])
     write_bundle(load_bundle(tmp_path / "first"), tmp_path / "second", PROFILES[profile])

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 from bundle_mutations import mutate, reseal
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 from spikeopd.contracts import SpikeModel
@@ -246,7 +246,7 @@ def test_a_giant_manifest_is_not_even_read(bundle):
 
 
 @pytest.mark.parametrize("target", ["nir", "lava"])
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_random_mutations(tmp_path, target, form):
     """The long version is in tests/slow."""
     write_bundle(random_model(random_shape(**form)), tmp_path / "good", BundleOptions(target=target))

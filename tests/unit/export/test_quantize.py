@@ -152,7 +152,9 @@ def test_the_float_form_of_every_block_is_the_student(changes):
     assert np.allclose(got, logits.double().numpy(), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("changes", [{}, {"residual_write": "spike"}, {"neurons": "shared", "distances": 0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"residual_write": "spike"}, {"neurons": "shared", "distances": 0}, {"attention": "inhibiting"}]
+)
 @pytest.mark.parametrize("seed", [0, 1])
 @torch.no_grad()
 def test_a_student_trained_in_integers_is_its_bundle(changes, seed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from neuro_sim.counting import EventCounter
 from neuro_sim.dense import DenseDecoder
@@ -34,7 +34,7 @@ def assert_counts_agree(model: SpikeModel, sequences: int = 2, tokens: int = 4) 
     num_steps=st.integers(1, 5),
     width=st.sampled_from([None, 5]),
     drive=st.floats(0.2, 4),
-    form=st.sampled_from([{}, PLUS, {"write": "current"}, {"readout": "residual"}, {"distances": 3}]),
+    form=st.sampled_from([{}, PLUS, INHIBITING, {"write": "current"}, {"readout": "residual"}, {"distances": 3}]),
 )
 def test_counts_equal_the_oracles(seed, heads, head_dim, layers, num_steps, width, drive, form) -> None:
     sizes = {"heads": heads, "head_dim": head_dim, "layers": layers, "ffn": 9, "num_steps": num_steps, "width": width}

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from neuro_sim.backends import BACKENDS, Running
 from neuro_sim.cli import main
@@ -27,6 +27,7 @@ from spikeopd.errors import BackendMissing, CheckFailed, InputError
 FORMS = {
     "paper": {},
     "plus": PLUS,
+    "inhibiting": INHIBITING,
     "current": {"write": "current"},
     "readout": {"readout": "residual"},
     "distances": {"distances": 3},

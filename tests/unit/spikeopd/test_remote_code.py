@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from spikeopd.errors import InputError
 from spikeopd.remote_code import FILE, add_remote_code, remote_code
 from spikeopd.students import load_student
-from tests.small_students import PLUS, small_student, tokens
+from tests.small_students import INHIBITING, PLUS, small_student, tokens
 
 FORMS = {
     "paper": {},
     "plus": PLUS,
+    "inhibiting int8": INHIBITING | {"deploy_precision": "int8"},
     "plus int8": PLUS | {"deploy_precision": "int8"},
     "paper int8": {"readout": "residual", "deploy_precision": "int8"},
     "plus int4": PLUS | {"deploy_precision": "int4"},

@@ -16,7 +16,7 @@ from lava.magma.core.process.variable import Var
 from lava.magma.core.resources import CPU
 from lava.magma.core.sync.protocols.loihi_protocol import LoihiProtocol
 
-from neuro_sim.lava.arithmetic import coincidences, distance_bias, step_fixed, step_float, weighted_values
+from neuro_sim.lava.arithmetic import coincidences, distance_bias, inhibited, step_fixed, step_float, weighted_values
 from neuro_sim.lava.processes.base import Array, TokenModel, spikes
 from neuro_sim.lava.report import ReportLayout
 
@@ -29,20 +29,22 @@ class SpikingAttention(AbstractProcess):
     over the positions j up to the current one; K_j and V_j at step tau are those of token j at its own step tau. Both
     neurons are those of SubtractiveLIF, with biases: that of A[h, j] belongs to the distance i - j, so that with one a
     pair may fire without a coincidence. The process counts its tokens: after num_steps steps the position advances by
-    one. Setting the Var `position` to 0 between two tokens begins a new sequence.
+    one. Setting the Var `position` to 0 between two tokens begins a new sequence. With `value_inhibition` every spike
+    of A[h, .] adds that to the neurons of its head in S_AV too.
 
     Parameters
     ----------
     map_threshold : [heads], threshold of S_A;  value_threshold : [heads * head_dim], threshold of S_AV
     map_bias : [heads, distances], the last entry for every larger distance; or [heads], for all; or a number
     value_bias : [heads * head_dim] or a number
+    value_inhibition : [heads * head_dim] in membrane units, negative where it inhibits; None: no such synapses
     map_shift, value_shift : left shift of the counts (fixed_pt)
     decay, num_steps : as for SubtractiveLIF; num_steps must not be 0
     capacity : positions the cache can hold; one token more raises an error in the process
 
     Ports: q_in, k_in, v_in [d] (spikes, bool), s_out [d] (R, bool), report (sites a, r; `a` is [heads, capacity]).
     Vars: keys, values [num_steps, capacity, d] (bool), position [1], map_threshold, value_threshold,
-    map_bias [heads, distances], value_bias, map_v, map_s [heads, capacity], value_v, value_s [d].
+    map_bias [heads, distances], value_bias, value_inhibition, map_v, map_s [heads, capacity], value_v, value_s [d].
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class SpikingAttention(AbstractProcess):
         capacity: int,
         map_bias: Any = 0,
         value_bias: Any = 0,
+        value_inhibition: Any = None,
         map_shift: int = 0,
         value_shift: int = 0,
         name: str | None = None,
@@ -66,8 +69,9 @@ class SpikingAttention(AbstractProcess):
             map_bias = np.broadcast_to(map_bias.reshape(-1, 1), (heads, 1))
         layout = ReportLayout([heads * capacity, d], num_steps)
         super().__init__(
-            name=name, num_steps=num_steps, layout=layout, decay=decay, map_shift=map_shift, value_shift=value_shift
-        )
+            name=name, num_steps=num_steps, layout=layout, decay=decay, map_shift=map_shift, value_shift=value_shift,
+            inhibiting=value_inhibition is not None,
+        )  # fmt: skip
         self.q_in, self.k_in, self.v_in = InPort(shape=(d,)), InPort(shape=(d,)), InPort(shape=(d,))
         self.s_out = OutPort(shape=(d,))
         self.report = OutPort(shape=layout.shape)
@@ -78,6 +82,7 @@ class SpikingAttention(AbstractProcess):
         self.value_threshold = Var(shape=(d,), init=value_threshold)
         self.map_bias = Var(shape=map_bias.shape, init=map_bias)
         self.value_bias = Var(shape=(d,), init=value_bias)
+        self.value_inhibition = Var(shape=(d,), init=0 if value_inhibition is None else np.asarray(value_inhibition))
         self.map_v = Var(shape=(heads, capacity), init=0)
         self.map_s = Var(shape=(heads, capacity), init=0)
         self.value_v = Var(shape=(d,), init=0)
@@ -110,6 +115,8 @@ class _AttentionModel(TokenModel):
         counts, bias = coincidences(q, keys[seen], heads), distance_bias(self.map_bias, row + 1)
         map_hits = step(map_v, map_s, counts, self.map_threshold, bias, shift, decay)
         z, shift = weighted_values(map_s, values[seen]), self.proc_params["value_shift"]
+        if self.proc_params["inhibiting"]:
+            z, shift = inhibited(z, map_s, self.value_inhibition, shift), 0
         hits = step(self.value_v, self.value_s, z, self.value_threshold, self.value_bias, shift, decay)
         self.s_out.send(self.value_s)
         self.tell([self.map_s, self.value_s], [map_hits, hits])
@@ -135,6 +142,7 @@ class PySpikingAttentionFixed(_AttentionModel):
     value_threshold: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     map_bias: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     value_bias: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
+    value_inhibition: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     map_v: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
     map_s: np.ndarray = LavaPyType(np.ndarray, bool, precision=1)
     value_v: np.ndarray = LavaPyType(np.ndarray, np.int64, precision=24)
@@ -160,6 +168,7 @@ class PySpikingAttentionFloat(_AttentionModel):
     value_threshold: np.ndarray = LavaPyType(np.ndarray, np.float32)
     map_bias: np.ndarray = LavaPyType(np.ndarray, np.float32)
     value_bias: np.ndarray = LavaPyType(np.ndarray, np.float32)
+    value_inhibition: np.ndarray = LavaPyType(np.ndarray, np.float32)
     map_v: np.ndarray = LavaPyType(np.ndarray, np.float32)
     map_s: np.ndarray = LavaPyType(np.ndarray, bool, precision=1)
     value_v: np.ndarray = LavaPyType(np.ndarray, np.float32)

@@ -24,6 +24,7 @@ from neuro_sim.lava.arithmetic import (
     coincidences,
     current_written,
     distance_bias,
+    inhibited,
     step_float,
     synapse_matrix,
     synapse_sums,
@@ -121,7 +122,7 @@ class BlockGraph(AbstractSubProcessModel):
         a, r = layer.sites["a"], layer.sites["r"]
         self.attention = SpikingAttention(
             map_threshold=a.threshold, map_bias=a.bias, map_shift=a.shift,
-            value_threshold=r.threshold, value_bias=r.bias, value_shift=r.shift,
+            value_threshold=r.threshold, value_bias=r.bias, value_shift=r.shift, value_inhibition=layer.inhibition,
             decay=decay, num_steps=shape.num_steps, capacity=shape.max_position_embeddings, name=f"{name}.attention",
         )  # fmt: skip
 
@@ -169,6 +170,9 @@ class _FusedModel(TokenModel):
         }
         threshold, bias, shift = self._sites["a"]  # without a distance bias: one for every distance
         self._sites["a"] = threshold, bias.reshape(shape.num_attention_heads, -1), shift
+        self._inhibition, self._value_shift = None, self._sites["r"][2]
+        if layer.inhibition is not None:  # S_AV then hears membrane units
+            self._inhibition, self._sites["r"] = layer.inhibition.astype(self.number), (*self._sites["r"][:2], 0)
         sites = shape.layer_sites
         sizes: dict[str, tuple[int, ...]] = {site: (shape.site_size(site, 0),) for site in sites}
         sizes["a"] = (shape.num_attention_heads, self._capacity)
@@ -186,7 +190,10 @@ class _FusedModel(TokenModel):
         row = cache_row(self.position, self._capacity)
         q, k, v = (self._fire(site, self._project(x, f"w_{site}")) for site in "qkv")
         self._values[self.tau, row] = v
-        r = self._fire("r", self._attend(q, k, row))
+        z = self._attend(q, k, row)
+        if self._inhibition is not None:
+            z = inhibited(z, self._s["a"], self._inhibition, self._value_shift)
+        r = self._fire("r", z)
         h = self._write(h, "o", self._project(r, "w_o"))
         f = self._fire("f", self._project(self._fire("x", h), "w_1"))
         h = self._write(h, "y", self._project(f, "w_2"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_models import PLUS, random_shape
+from random_models import INHIBITING, PLUS, random_shape
 from random_runs import make_run
 
 from energy.render.raster import load_groups, mask_png, raster_html
@@ -12,7 +12,7 @@ from spikeopd.contracts import SpikeTrace, ordered_sites, save_trace
 from spikeopd.errors import InputError
 
 
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_raster_of_a_trace(tmp_path, form: dict) -> None:
     """The file neuro_sim writes, read back and drawn."""
     shape = random_shape(heads=2, head_dim=4, **form)

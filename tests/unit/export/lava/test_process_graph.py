@@ -6,12 +6,12 @@ import json
 
 import h5py
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 
 
-@pytest.mark.parametrize("form", [{}, PLUS], ids=["paper", "plus"])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING], ids=["paper", "plus", "inhibiting"])
 def test_lava_graph_names_every_port_once_and_arrays_exist(tmp_path, form):
     write_bundle(random_model(random_shape(**form)), tmp_path / "b", BundleOptions(target="lava"))
     graph = json.loads((tmp_path / "b" / "graph.json").read_text())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 from export.loihi.map import resource_map
@@ -95,7 +95,7 @@ def test_a_limit_that_binds_is_reported_with_its_source(limits, rule):
 
 
 def test_all_is_well_by_default():
-    for form in ({}, PLUS):
+    for form in ({}, PLUS, INHIBITING):
         shape = random_shape(heads=2, head_dim=8, layers=1, ffn=24, positions=32, **form)
         found = resource_map(random_model(shape), 32)
         assert found.violations == []

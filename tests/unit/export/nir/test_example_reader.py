@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_students import PLUS, small_student, tokens
+from small_students import INHIBITING, PLUS, small_student, tokens
 
 from export.bundle_writer import BundleOptions, write_bundle
 from export.quantize import lower
@@ -21,7 +21,13 @@ from spikeopd.sampling import Sampling
 from spikeopd.text.tokenizer import load_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "nir_reader.py"
-FORMS = {"paper": {}, "plus": PLUS, "factorised": {"width": 8}, "factorised plus": {**PLUS, "width": 8}}
+FORMS = {
+    "paper": {},
+    "plus": PLUS,
+    "inhibiting": INHIBITING,
+    "factorised": {"width": 8},
+    "factorised plus": {**PLUS, "width": 8},
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from export.bundle_writer import BundleOptions, write_bundle
 from neuro_sim.dense import DenseDecoder
@@ -36,12 +36,12 @@ def test_pairs_by_hand() -> None:
 
 
 @pytest.mark.parametrize("target", ["nir", "lava"])
-@pytest.mark.parametrize("form", [{}, PLUS])
+@pytest.mark.parametrize("form", [{}, PLUS, INHIBITING])
 def test_a_bundle_of_four_bits(target: str, form: dict, tmp_path: Path) -> None:
     model = random_model(random_shape(heads=2, head_dim=9, ffn=37, **form), seed=5, precision="int4")
     write_bundle(model, tmp_path / "b", BundleOptions(target=target))
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
-    assert manifest["schema"] == "spikeopd.bundle/3" and manifest["precision"] == "int4"
+    assert manifest["schema"] == f"spikeopd.bundle/{5 if form is INHIBITING else 3}" and manifest["precision"] == "int4"
     assert manifest["arrays"]["layers.0.w_1"]["dtype"] == ("int4" if target == "lava" else "int8")
     read = load_bundle(tmp_path / "b")
     for name, values in model_arrays(model).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
 from spikeopd.contracts import ModelShape, component_drivers, connections, ordered_sites, parse_shape, projections
@@ -57,7 +57,9 @@ def test_sites_in_the_order_of_computation() -> None:
     assert len(sites) == 1 + 3 * 8
 
 
-@pytest.mark.parametrize("form", [{}, PLUS, {"write": "current"}, {"readout": "residual"}, {"distances": 3}])
+@pytest.mark.parametrize(
+    "form", [{}, PLUS, INHIBITING, {"write": "current"}, {"readout": "residual"}, {"distances": 3}]
+)
 def test_spikes_times_fan_out_is_what_the_oracle_counts(form: dict) -> None:
     shape = random_shape(**form)
     decoder = DenseDecoder(random_model(shape, drive=2.0))
