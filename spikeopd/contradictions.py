@@ -39,6 +39,14 @@ def distance_start(config: Config) -> list[str]:
     ]
 
 
+def inhibition(config: Config) -> list[str]:
+    if config.model.attention == "inhibiting" and config.model.neuron != "lif":
+        return [
+            f"model.attention: 'inhibiting' needs spikes, and model.neuron is {config.model.neuron}; set model.attention=sum"
+        ]
+    return []
+
+
 def sequence_length(config: Config) -> list[str]:
     length, limit = config.data.sequence_length, config.model.max_position_embeddings or 0
     if config.train.stage != "2" and length > limit:
@@ -174,6 +182,7 @@ CHECKS: tuple[tuple[Callable[[Config], list[str]], str], ...] = (
         "model.preset model.max_position_embeddings stage2.prompt_length stage2.max_completion_length train.stage",
     ),
     (distance_start, "model.block model.distances model.distance_start"),
+    (inhibition, "model.attention model.neuron"),
     (checkpoint_updates, "stage1.checkpoint_updates stage1.updates train.stage"),
     (
         deploy,

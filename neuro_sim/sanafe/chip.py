@@ -29,7 +29,7 @@ def summarise(about: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
         "slots": records[-1]["slots"],
         "totals": whole,
         **{name: _summed([record[name] for record in records]) for name in CHIP_TABLES},
-        "extras": EXTRAS,
+        "extras": {role: text for role, text in EXTRAS.items() if role in records[-1]["roles"]},
         "links": link_loads(traffic, about["mesh"]["height"]),
         "per_token": {"energy_pj": energies, "seconds": [record["seconds"] for record in records]},
     }

@@ -106,6 +106,21 @@ def test_stage_1_goes_on_with_more_distances_and_no_fewer_neurons(tmp_path):
         assert torch.equal(found.eval()(ids).logits, student.eval()(ids).logits)
 
 
+def test_stage_1_gives_a_bundle_attention_that_inhibits(tmp_path):
+    """It begins with nothing withheld: the same function, with a synapse more to learn."""
+    setup = small_setup("model.block=plus", "stage1.deploy_updates=1")
+    student = spad.initial_student(setup)
+    student.config.deploy_precision = "int8"
+    write_bundle(lower(student).model, tmp_path / "b", BundleOptions())
+    start = f"stage1.model_name_or_path={tmp_path / 'b'}"
+    found, said = spad.start_student(small_setup("model.block=plus", "model.attention=inhibiting", start))
+    assert found.config.attention == "inhibiting"
+    assert said["nothing"].endswith("with attention inhibiting instead of sum")
+    ids = torch.arange(40)[None] % student.config.vocab_size
+    with torch.no_grad():
+        assert torch.equal(found.eval()(ids).logits, student.eval()(ids).logits)
+
+
 def test_other_bundles_are_refused_in_a_line(tmp_path):
     write_bundle(lower(small_student()).model, tmp_path / "paper", BundleOptions())
     with pytest.raises(InputError, match="only the int8 bundle of a student trained in integers"):

@@ -183,6 +183,10 @@ NO_STAGE2_WEIGHT = ["stage2.teacher_coef=0", "stage2.ref_coef=0", "stage2.spike_
             "model.hidden_size: 128 is not a multiple of model.num_attention_heads = 3",
         ),
         (
+            ["model.attention=inhibiting", "model.neuron=quantised"],
+            "model.attention: 'inhibiting' needs spikes, and model.neuron is quantised; set model.attention=sum",
+        ),
+        (
             ["model.distances=0", "model.distance_start=teacher"],
             "model.distance_start: a student without distances looks nowhere in particular; set model.block=plus, "
             "model.distances, or model.distance_start=near",

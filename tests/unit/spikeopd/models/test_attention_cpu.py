@@ -13,7 +13,7 @@ from spikeopd.models.neurons import lif
 UNIT = 2.0**-10
 
 
-def plain(q, k, v, threshold, bias, how):
+def plain(q, k, v, threshold, bias, withheld, how):
     heads, length = threshold.numel(), q.shape[2]
     q, k, v = (split_heads(x, heads) for x in (q, k, v))
     distances = 0 if bias is None else bias.shape[1]
@@ -23,10 +23,12 @@ def plain(q, k, v, threshold, bias, how):
         current = current + bias[:, pairs.distance].movedim(0, -3)
     unit = None if how.unit is None else torch.tensor([how.unit], dtype=torch.float64)
     a = lif(current * pairs.mask, threshold.view(-1, 1, 1), how.alpha, how.xi, how.scaled, unit) * pairs.mask
+    if withheld is not None:
+        v = v - withheld.view(heads, 1, -1)
     return merge_heads(weighted_values(a, v)), a.mean(0)
 
 
-def inputs(seed, steps, batch, length, heads, size, distances, integer):
+def inputs(seed, steps, batch, length, heads, size, distances, integer, inhibiting=False):
     generator = torch.Generator().manual_seed(seed)
 
     def spikes():
@@ -37,7 +39,9 @@ def inputs(seed, steps, batch, length, heads, size, distances, integer):
 
     threshold = on_grid(torch.rand(heads, generator=generator) * 3 + 0.05 * size + 0.5)
     bias = on_grid(torch.randn(heads, distances, generator=generator)) if distances else None
-    return [spikes(), spikes(), spikes(), threshold, bias]
+    # Short fractions, so that the plain product is exact in any order.
+    withheld = (torch.randint(-32, 33, (heads * size,), generator=generator) / 32).requires_grad_()
+    return [spikes(), spikes(), spikes(), threshold, bias, withheld if inhibiting else None]
 
 
 def gradients(found, given_to, values):
@@ -57,13 +61,14 @@ def gradients(found, given_to, values):
     integer=st.booleans(),
     scaled=st.booleans(),
     wants_map=st.booleans(),
+    inhibiting=st.booleans(),
 )
 def test_equals_the_plain_attention(
-    seed, steps, batch, length, heads, size, distances, integer, scaled, wants_map
+    seed, steps, batch, length, heads, size, distances, integer, scaled, wants_map, inhibiting
 ):  # fmt: skip
-    values = inputs(seed, steps, batch, length, heads, size, distances, integer)
+    values = inputs(seed, steps, batch, length, heads, size, distances, integer, inhibiting)
     how = attention_cpu.Synapse(0.9, 2.0, scaled, UNIT if integer else None, coarse=False)
-    z, rates = attention_cpu.attend(*values, how, wants_map)
+    z, rates = attention_cpu.attend(*values[:5], how, wants_map, values[5])
     expected = plain(*values, how)
     assert torch.equal(z, expected[0])
     assert (rates is None) != wants_map
@@ -86,15 +91,17 @@ def test_a_case_by_hand():
     z, rates = attention_cpu.attend(q, k, v, torch.tensor([2.0]), None, how, True)
     assert rates.tolist() == [[[[0.0, 0.0], [0.0, 1.0]]]]
     assert z.tolist() == [[[[0.0, 0.0], [0.0, 1.0]]]]
+    z, _ = attention_cpu.attend(q, k, v, torch.tensor([2.0]), None, how, False, torch.tensor([0.25, 0.5]))
+    assert z.tolist() == [[[[0.0, 0.0], [-0.25, 0.5]]]]  # the one pair gives 0 and 1, and takes a quarter and a half
 
 
 def test_coarse_gradients_stay_near_and_groups_and_threads_change_nothing(monkeypatch):
-    values = inputs(3, 4, 3, 100, 2, 24, 8, True)
+    values = inputs(3, 4, 3, 100, 2, 24, 8, True, inhibiting=True)
     how = attention_cpu.Synapse(0.9, 2.0, True, UNIT, coarse=False)
     slope = torch.randn(values[0].shape, generator=torch.Generator().manual_seed(0))
 
     def run(how):
-        return gradients(attention_cpu.attend(*values, how)[:1], [slope], values)
+        return gradients(attention_cpu.attend(*values[:5], how, False, values[5])[:1], [slope], values)
 
     exact = run(how)
     for a, b in zip(run(how._replace(coarse=True)), exact, strict=True):
@@ -114,7 +121,7 @@ BETTER = {"residual_write": "current", "readout": "residual", "distances": 4, "n
           "scaled_surrogate": True, "deploy_precision": "int8"}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [{}, BETTER])
+@pytest.mark.parametrize("form", [{}, BETTER, BETTER | {"attention": "inhibiting"}])
 def test_a_student_trains_the_same_and_keeps_no_map(form, monkeypatch):
     torch.manual_seed(0)
     config = BiSpikCLMConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=48,

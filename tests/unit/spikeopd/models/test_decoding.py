@@ -19,8 +19,10 @@ def make(seed=0, spread=0.2, **options):
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 48, "vocab_size": 97}
     student = BiSpikCLMForCausalLM(BiSpikCLMConfig(**{**shape, "max_position_embeddings": 64, **options})).eval()
     with torch.no_grad():
-        for parameter in student.parameters():
+        for name, parameter in student.named_parameters():
             parameter += spread * parameter.abs().mean() * torch.randn_like(parameter)
+            if name.endswith("inhibition"):
+                parameter.uniform_(-0.1, 0.6)
             parameter.clamp_(-1.9, 1.9)  # of 2 and more, sixteen bits do not hold a weight
     return student
 
@@ -42,17 +44,20 @@ def check(student, rows=3, length=5, k=6, scope="all", seed=0):
     write=st.sampled_from(("spike", "current")),
     neurons=st.sampled_from(("shared", "own")),
     distances=st.sampled_from((0, 1, 4)),
+    attention=st.sampled_from(("sum", "inhibiting")),
     steps=st.integers(1, 4),
     width=st.sampled_from(((16, 1), (36, 3), (32, 4), (72, 1))),
     rows=st.integers(1, 4),
     scope=st.sampled_from(("all", "output")),
     seed=st.integers(0, 99),
 )
-def test_tokens_and_spikes_of_every_block(deploy, write, neurons, distances, steps, width, rows, scope, seed):
+def test_tokens_and_spikes_of_every_block(
+    deploy, write, neurons, distances, attention, steps, width, rows, scope, seed
+):  # fmt: skip
     size, heads = width
     student = make(
         seed, hidden_size=size, num_attention_heads=heads, deploy_precision=deploy, residual_write=write,
-        neurons=neurons, distances=distances, num_steps=steps,
+        neurons=neurons, distances=distances, attention=attention, num_steps=steps,
         readout="rate" if deploy == "none" and seed % 2 else "residual",
     )  # fmt: skip
     check(student, rows, length=1 + seed % 5, scope=scope, seed=seed)

@@ -109,3 +109,16 @@ def test_heads_begin_by_looking_where_the_teachers_look():
                 rate = torch.diagonal(rates[head], -distance).mean().item()
                 asked = min(MASS * wanted[distance].item(), 0.9)
                 assert rate == pytest.approx(asked, abs=0.1), (layer, head, distance)
+
+
+def test_attention_that_inhibits_begins_by_taking_away_what_a_token_gives_on_average():
+    student, teacher = make_pair(**BLOCKS["plus"] | {"attention": "inhibiting"})
+    start_from_teacher(student, teacher, blocks=True)
+    ids = torch.randint(4, 97, (8, 48), generator=torch.Generator().manual_seed(3))
+    calibrate(student, ids)
+    recorder = Recorder(sites=["v", "r"])
+    with torch.no_grad():
+        student(ids, recorder=recorder)
+    for layer, block in enumerate(student.model.layers):
+        assert torch.allclose(block.inhibition, recorder.spikes[layer, "v"].mean((0, 1, 2)), atol=1e-6)
+        assert 0.05 < block.inhibition.mean() < 0.5 and 0.05 < recorder.spikes[layer, "r"].mean() < 0.5
