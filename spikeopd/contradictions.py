@@ -40,10 +40,9 @@ def distance_start(config: Config) -> list[str]:
 
 
 def inhibition(config: Config) -> list[str]:
-    if config.model.attention == "inhibiting" and config.model.neuron != "lif":
-        return [
-            f"model.attention: 'inhibiting' needs spikes, and model.neuron is {config.model.neuron}; set model.attention=sum"
-        ]
+    neuron = config.model.neuron
+    if config.model.attention == "inhibiting" and neuron != "lif":
+        return [f"model.attention: 'inhibiting' needs spikes, and model.neuron is {neuron}; set model.attention=sum"]
     return []
 
 
