@@ -383,7 +383,12 @@ def _check_ranges(model: SpikeModel) -> None:
                 assert connection.fan_in is not None
                 _check_site(where + connection.target, layer.sites[connection.target], 128 * connection.fan_in)
         _check_site(where + "a", layer.sites["a"], shape.head_dim)
-        _check_site(where + "r", layer.sites["r"], shape.max_position_embeddings)
+        reached = layer.sites["r"]
+        if layer.inhibition is not None:  # a spike of the map then brings membrane units of its own
+            each = (1 << reached.shift) + _largest(layer.inhibition)
+            _check_site(where + "r", replace(reached, shift=0), shape.max_position_embeddings * each)
+        else:
+            _check_site(where + "r", reached, shape.max_position_embeddings)
         for site, write in (("x", "o"), ("h", "y")):
             residual += _largest_write(layer, write)
             _check_site(where + site, layer.sites[site], residual)

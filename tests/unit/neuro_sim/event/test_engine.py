@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_models import PLUS, random_model, random_shape
+from random_models import INHIBITING, PLUS, random_model, random_shape
 
 from neuro_sim.dense import DenseDecoder
 from neuro_sim.event.engine import EventDecoder, default_threads
@@ -301,3 +301,11 @@ def test_a_wide_head_does_not_wrap() -> None:
     logits, _ = DenseDecoder(model).step(1)
     assert np.array_equal(logits, head.row_scale * float(shape.hidden_size * 8191 * 127) + head.bias)
     assert np.array_equal(EventDecoder(model).step(1)[0], logits)
+
+
+def test_inhibition_beyond_32_bits_is_refused():
+    """Positions times (1024 + 70,000,000): a stranger's bundle, for exported ones stop at 1024."""
+    model = random_model(random_shape(**INHIBITING))
+    layer = replace(model.layers[1], inhibition=np.full(model.shape.hidden_size, -70_000_000, np.int32))
+    with pytest.raises(InputError, match="layer 1 site r: currents up to 2240032768, .*32-bit sums"):
+        EventDecoder(replace(model, layers=(model.layers[0], layer)))
