@@ -44,11 +44,11 @@ def ways_of(steps, rows, length, heads, size):
     """The same work three ways, and the slope to send back."""
     spikes = [(torch.rand(steps, rows, length, heads * size) < 0.2).float().requires_grad_() for _ in range(3)]
     values = [*spikes, torch.full((heads,), 4.0, requires_grad=True), torch.zeros(heads, DISTANCES, requires_grad=True)]
-    how = attention_cpu.Synapse(0.9, 2.0, True, 2.0**-10, False)
+    how = attention_cpu.Synapse(0.9, 2.0, True, 2.0**-10)
     ways = {
         "plain": lambda: plain(*values, how),
         "tiles": lambda: attention_cpu.attend(*values, how)[0],
-        "tiles, bf16": lambda: attention_cpu.attend(*values, how._replace(coarse=True))[0],
+        "tiles, bf16": lambda: attention_cpu.attend(*values, how._replace(gradients="bf16"))[0],
     }
     return ways, torch.randn(steps, rows, length, heads * size)
 

@@ -25,8 +25,7 @@ from spikeopd.methods.adaptation import Adaptation
 from spikeopd.methods.setup import make_accelerator
 from spikeopd.models import lif_cpu, products
 from spikeopd.models.attention import causal_mask, merge_heads, split_heads
-from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM
-from spikeopd.models.projection import SpikeLinear
+from spikeopd.models.bispikclm import BiSpikCLMConfig, BiSpikCLMForCausalLM, use_gradients
 from spikeopd.models.teacher import output_table, run_teacher
 from spikeopd.rollout import sample, uniforms
 from spikeopd.runlog import RunLog
@@ -107,9 +106,7 @@ def block(arguments):
         (spikes.sum() + after.sum()).backward()
 
     coarse = copy.deepcopy(ours)
-    for part in coarse.modules():
-        if isinstance(part, SpikeLinear):
-            part.coarse_gradients = True
+    use_gradients(coarse, "bf16")
     ways = {
         "ours": by_us,
         "ours, train.gradients=bf16": lambda source, _=None: coarse(x, source),

@@ -307,8 +307,8 @@ class TrainConfig:
     stage: Literal["1", "2", "both"] = opt("both", "stages to run")
     seed: int = opt(0, "seed of weights, batches and rollouts", at_least=0, at_most=2**63 - 1)
     precision: Literal["fp32", "bf16"] = opt("fp32", "autocast precision of the student")
-    gradients: Literal["fp32", "bf16"] = opt(
-        "fp32", "products for the gradients of the blocks, on a CPU; spikes stay exact"
+    gradients: Literal["fp32", "bf16", "rates"] = opt(
+        "fp32", "products for the gradients of the blocks, on a CPU (docs/performance.md); spikes stay exact"
     )
     adam_beta1: float = opt(0.9, "first-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)
     adam_beta2: float = opt(0.999, "second-moment decay of Adam", ADAM, at_least=0.0, at_most=1.0)

@@ -167,16 +167,19 @@ def linear_sums(
     chunk: int,
     affine: tuple[Tensor, Tensor, Tensor],
     *tensors: Tensor,
+    narrow: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(sum_i weights_i s_i, s): sums s = function(logits, *parts) of logits = x W^T + b, chunk by chunk.
 
     affine: features x, W, b. Each chunk's logits go forward and backward at once and only then the next ones are made:
     nothing is computed twice, and one gradient of W collects what every chunk adds. Only the first result has a
     gradient, which is why the weights must be known here.
+
+    narrow: the products of the gradients in bfloat16.
     """
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in affine)
     loss, sums = _LinearSums.apply(  # type: ignore[no-untyped-call]
-        *affine, function, tuple(weights), chunk, wanted, *tensors
+        *affine, function, tuple(weights), chunk, wanted, narrow, *tensors
     )
     return loss, sums
 
@@ -192,6 +195,7 @@ class _LinearSums(torch.autograd.Function):
         weights: tuple[float, ...],
         chunk: int,
         wanted: bool,
+        narrow: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         grads = [torch.zeros_like(x) for x in (features, weight, bias)] if wanted else []
@@ -209,14 +213,15 @@ class _LinearSums(torch.autograd.Function):
                 )
             if slope is None:
                 pass
-            elif slope.dtype == weight.dtype == x.dtype:
+            elif slope.dtype == weight.dtype == x.dtype and not narrow:
                 torch.mm(slope, weight, out=grads[0][start : start + chunk])
                 grads[1].addmm_(slope.t(), x)
                 grads[2].add_(slope.sum(0))
             else:  # under autocast: products in its precision, sums over chunks in the parameters'
+                grads[2].add_(slope.sum(0))
+                slope = slope.to(torch.bfloat16 if narrow else slope.dtype)
                 grads[0][start : start + chunk] = slope @ weight.to(slope.dtype)
                 grads[1].add_(slope.t() @ x.to(slope.dtype))
-                grads[2].add_(slope.sum(0))
             total = sums.detach() if total is None else total + sums.detach()
         assert total is not None, "linear_sums() needs at least one row"
         ctx.save_for_backward(*grads)

@@ -221,7 +221,8 @@ def token_alignment(
         )
 
     affine = student_head.affine(student[:, :-1].flatten(0, 1))
-    return linear_sums(part, scale, chunk, affine, teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    narrow = student_head.gradients == "rates"
+    return linear_sums(part, scale, chunk, affine, teacher[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), narrow=narrow)
 
 
 def branch_sizes(student: BiSpikCLMConfig, teacher: TeacherShape, rows: int, length: int) -> Tensor:

@@ -25,7 +25,7 @@ from spikeopd.config import Stage2Config
 from spikeopd.errors import CheckFailed, InputError
 from spikeopd.files import new_directory
 from spikeopd.methods.setup import Setup, check_alike, validate
-from spikeopd.models.bispikclm import BiSpikCLMForCausalLM
+from spikeopd.models.bispikclm import BiSpikCLMForCausalLM, use_gradients
 from spikeopd.models.projection import SpikeLinear
 from spikeopd.models.teacher import output_table
 from spikeopd.quality import CollapseDetector
@@ -138,17 +138,17 @@ class Run(Generic[O]):
         if train.gradient_checkpointing:
             student = objective.student  # transformers renamed it in version 5
             getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)()
+        use_gradients(objective.student, train.gradients)
         for module in objective.modules():
-            if isinstance(module, SpikeLinear):
-                module.coarse_gradients = train.gradients == "bf16"
-                if accelerator.distributed_type.value == "FSDP":
-                    module.keep_snapped = False  # gathered weights live only during a forward pass
+            if isinstance(module, SpikeLinear) and accelerator.distributed_type.value == "FSDP":
+                module.keep_snapped = False  # gathered weights live only during a forward pass
         objective.to(accelerator.device)
         optimizer = torch.optim.Adam(
             (p for p in objective.parameters() if p.requires_grad),
             lr=self.options.learning_rate,
             betas=(train.adam_beta1, train.adam_beta2),
             eps=train.adam_epsilon,
+            fused=train.gradients == "rates" or None,  # half the time; elsewhere its other last bits are not asked for
         )
         parallel, optimizer = accelerator.prepare(objective, optimizer)
         return parallel, optimizer

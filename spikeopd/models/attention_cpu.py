@@ -26,6 +26,7 @@ from torch import Tensor
 
 from spikeopd.jit import can_cache
 from spikeopd.models import lif_cpu
+from spikeopd.models.gradients import Gradients, kind, over_steps
 
 _CACHE = can_cache(__file__)
 WORD = 64
@@ -36,15 +37,13 @@ _BUFFER = 1 << 23  # elements of such a tile; more sequences than fit go one gro
 
 
 class Synapse(NamedTuple):
-    """What S_A is made of besides its parameters. unit as in `neurons.lif`; coarse: bfloat16 products in the backward
-    pass, sums in float32.
-    """
+    """What S_A is made of besides its parameters. unit as in `neurons.lif`."""
 
     alpha: float
     xi: float
     scaled: bool
     unit: float | None
-    coarse: bool
+    gradients: Gradients = "fp32"
 
 
 def usable(x: Tensor) -> bool:
@@ -107,7 +106,10 @@ class _Attention(torch.autograd.Function):
         how, heads = ctx.how, threshold.numel()
         steps, batch, length, width = q.shape
         outer = torch.empty((0, 0, 0, 0)) if grad_map is None else (grad_map / steps).contiguous()
-        found = [torch.empty((steps, batch, length, heads, width // heads)) for _ in range(3)]
+        whole_shape = grad.shape
+        if how.gradients == "rates":
+            grad, seen = over_steps(grad), seen.sum(0, keepdim=True)
+        found = [torch.empty((len(grad), batch, length, heads, width // heads)) for _ in range(3)]
         by_threshold = torch.zeros((batch * heads, length))
         by_bias = torch.zeros((batch * heads, length, 0 if bias is None else bias.shape[1]))
         group = max(1, _BUFFER // (steps * heads * min(TILE, length) * length))
@@ -119,13 +121,14 @@ class _Attention(torch.autograd.Function):
                 (by_threshold[units], by_bias[units]), how, heads, m,
             )  # fmt: skip
             for whole, part in zip(found, parts, strict=True):
-                whole[:, rows] = part.view(-1, heads, steps, length, width // heads).permute(2, 0, 3, 1, 4)
+                whole[:, rows] = part.view(-1, heads, len(grad), length, width // heads).permute(2, 0, 3, 1, 4)
         by_heads = by_threshold.view(batch, heads, length).sum((0, 2)).view(threshold.shape)
-        distances = None if bias is None else by_bias.view(batch, heads, length, -1).sum((0, 2))
+        distances = None if bias is None else by_bias.view(batch, heads, length, -1).sum((0, 2)) * (steps // len(grad))
         by_inhibition = None
         if m.numel():
             by_inhibition = -(grad.unflatten(-1, (heads, -1)) * seen[..., None]).sum((0, 1, 2)).flatten()
-        return *(x.flatten(-2) for x in found), by_heads, distances, by_inhibition, None, None
+        into = (x.flatten(-2).expand(whole_shape) for x in found)
+        return *into, by_heads, distances, by_inhibition, None, None
 
 
 def _backward_group(
@@ -138,11 +141,15 @@ def _backward_group(
     heads: int,
     m: Tensor,
 ) -> list[Tensor]:
-    """dQ, dK, dV [batch * head * time, token, d_h] of some sequences; threshold's and bias's go to `partial`."""
+    """dQ, dK, dV [batch * head * time, token, d_h] of some sequences; threshold's and bias's go to `partial`. time is
+    that of `grad`: all steps, or with gradients "rates" one for all.
+    """
     steps, batch, length, width = grad.shape
-    kind = torch.bfloat16 if how.coarse else torch.float32
-    bytes_of = [x.contiguous().numpy() for x in spikes]
-    q, k, v, slope = (_by_head(x, heads).to(kind) for x in (*spikes, grad))
+    factor = kind(how.gradients)
+    bytes_of = [x.contiguous().numpy() for x in spikes[:2]]
+    if how.gradients == "rates":
+        spikes = [x.sum(0, keepdim=True, dtype=torch.float32) / len(x) for x in spikes]
+    q, k, v, slope = (_by_head(x, heads).to(factor) for x in (*spikes, grad))
     # One more column is enough: dA = dZ V^T - dZ m, the same for every key of a query.
     taken = _by_head((grad * m).unflatten(-1, (heads, -1)).sum(-1), heads) if m.numel() else None
     into = [torch.zeros((batch * heads * steps, length, width // heads)) for _ in range(3)]
@@ -154,12 +161,12 @@ def _backward_group(
         through, maps = torch.empty_like(before), torch.empty_like(before)  # dC, A
         lif_cpu.share(
             _backward_rows, batch * heads, before.numel(),
-            lo, *bytes_of[:2], *site, how.scaled, np.float32(how.xi / 2), np.float32(math.pi * how.xi / 2),
+            lo, *bytes_of, *site, how.scaled, np.float32(how.xi / 2), np.float32(math.pi * how.xi / 2),
             outer.numpy(),
             *(x.view(batch * heads, steps, hi - lo, hi).numpy() for x in (before, through, maps)),
             partial[0].numpy(), partial[1].numpy(),
         )  # fmt: skip
-        through, maps = through.to(kind), maps.to(kind)
+        through, maps = through.to(factor), maps.to(factor)
         into[0][:, lo:hi] = torch.bmm(through, k[:, :hi])
         into[1][:, :hi] += torch.bmm(through.mT, q[:, lo:hi])
         into[2][:, :hi] += torch.bmm(maps.mT, slope[:, lo:hi])
@@ -293,17 +300,31 @@ def _forward_rows(first, last, q, k, v, threshold, unit, distances, alpha, decay
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
+def _mean(x, target):  # type: ignore[no-untyped-def]
+    """Over the steps of x [time, row, column]."""
+    share = np.float32(1 / x.shape[0])
+    for i in range(target.shape[0]):
+        for j in range(target.shape[1]):
+            total = np.float32(0)
+            for t in range(x.shape[0]):
+                total += x[t, i, j]
+            target[i, j] = total * share
+
+
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _backward_rows(first, last, start, q, k, threshold, unit, distances, alpha, decay, scaled, half_xi, slope, outer, before, through, maps, by_threshold, by_bias):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
     """The maps of some queries from `start` on again, and the adjoint of S_A: before [row, time, query, key] is dA, of
-    which what causality forbids becomes 0; through is dC.
+    which what causality forbids becomes 0; through is dC, maps A. Where time is 1 they are means over the steps.
     """
     steps, _, _, width = q.shape
+    each = before.shape[1] == steps
     heads = threshold.size
     size = width // heads
     words = (size + WORD - 1) // WORD
     queries, end = before.shape[2], before.shape[3]
     query, keys = np.empty((steps, words, end), np.uint64), np.empty((steps, words, end), np.uint64)
     current, partial = np.empty((steps, queries, end), np.float32), np.empty((queries, 1), np.float32)
+    fired = np.empty((0 if each else steps, queries, end), np.float32)
     for row in range(first, last):
         b, head = row // heads, row % heads
         lo = head * size
@@ -312,8 +333,12 @@ def _backward_rows(first, last, start, q, k, threshold, unit, distances, alpha, 
         limit = threshold[head : head + 1]
         grad, adjoint = before[row], through[row]
         _currents(query, keys, start, distances[head], current)
-        lif_cpu.fire_rows(0, queries, current, limit, unit, 1, alpha, decay, maps[row])
-        for t in range(steps):
+        if each:
+            lif_cpu.fire_rows(0, queries, current, limit, unit, 1, alpha, decay, maps[row])
+        else:
+            lif_cpu.fire_rows(0, queries, current, limit, unit, 1, alpha, decay, fired)
+            _mean(fired, maps[row, 0])
+        for t in range(before.shape[1]):
             for i in range(start, end):
                 given = grad[t, i - start]
                 if outer.size:
@@ -327,7 +352,7 @@ def _backward_rows(first, last, start, q, k, threshold, unit, distances, alpha, 
         for i in range(start, end):
             by_threshold[row, i] = partial[i - start, 0]
         if distances.shape[1]:
-            for t in range(steps):
+            for t in range(before.shape[1]):
                 for i in range(start, end):
                     _by_distance(adjoint[t, i - start, : i + 1], i, by_bias[row, i])
 

@@ -50,7 +50,8 @@ from spikeopd.models.attention import (
     weighted_values,
 )
 from spikeopd.models.configuration import BiSpikCLMConfig as BiSpikCLMConfig
-from spikeopd.models.neurons import lif_membrane, neuron_of
+from spikeopd.models.gradients import Gradients
+from spikeopd.models.neurons import Neuron, lif_membrane, neuron_of
 from spikeopd.models.projection import Neurons, SpikeLinear, place
 
 POSITION_OFFSET = 2  # OPT's position table starts two rows late
@@ -106,10 +107,13 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
     threshold: Tensor
     log_threshold_h: nn.Parameter | None
     bias_h: nn.Parameter | None
+    gradients: Gradients
+    neuron: Neuron
 
     def __init__(self, config: BiSpikCLMConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index, self.neuron = config, index, neuron_of(config)
+        self.config, self.index = config, index
+        self.gradients, self.neuron = "fp32", neuron_of(config)
         d, ffn, heads = config.hidden_size, config.ffn_dim, config.num_attention_heads
         own, spike_write = config.neurons == "own", config.residual_write == "spike"
         self.q_proj = SpikeLinear(d, d, config)
@@ -231,7 +235,7 @@ class BiSpikCLMBlock(GradientCheckpointingLayer):
         threshold, bias, unit = self.neurons("a")
         how = attention_cpu.Synapse(
             config.alpha, config.xi, config.scaled_surrogate, None if unit is None else float(unit),
-            self.q_proj.coarse_gradients,
+            self.gradients,
         )  # fmt: skip
         return attention_cpu.attend(q, k, v, threshold.flatten(), bias, how, maps, self.withheld())
 
@@ -309,6 +313,7 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         self.logit_scale = nn.Parameter(torch.empty(()))  # s: logits are scaled by e^s
         self.register_buffer("threshold", torch.tensor([config.threshold]), persistent=False)
         self.gradient_checkpointing = False
+        self.gradients: Gradients = "fp32"
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -378,7 +383,7 @@ class BiSpikCLMModel(BiSpikCLMPreTrainedModel):
         h = start.expand(config.steps, *start.shape)
         threshold, bias, unit = self.neurons()
         current = h if bias is None else h + bias
-        neuron = neuron_of(config)
+        neuron = neuron_of(config, self.gradients)
         x = neuron(current, threshold, config.alpha, config.xi, config.scaled_surrogate, unit)
         if recorder is not None:
             sites, membranes_of = recorder.wanted(-1)
@@ -417,6 +422,7 @@ class OutputTable(nn.Linear):
     def __init__(self, base: BiSpikCLMModel) -> None:
         super().__init__(base.config.word_embed_proj_dim, base.config.vocab_size)
         self.base = (base,)  # not a submodule: only e^s is read
+        self.gradients: Gradients = "fp32"
 
     def forward(self, features: Tensor) -> Tensor:
         (base,) = self.base
@@ -437,7 +443,7 @@ class OutputTable(nn.Linear):
         if base.config.deploy_precision == "none":
             return features, self.weight, self.bias
         units = grid.row_units(self.weight)
-        table = grid.straight(grid.integer_rows(self.weight, units) * units[:, None], self.weight)
+        table = grid.straight(grid.snapped_rows(self.weight, units), self.weight)
         return features * base.logit_scale.exp(), table, self.bias
 
 
@@ -478,6 +484,15 @@ class BiSpikCLMForCausalLM(BiSpikCLMPreTrainedModel, GenerationMixin):
         logits = self.lm_head(output.last_hidden_state[:, keep])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values)
+
+
+def use_gradients(student: nn.Module, gradients: Gradients) -> None:
+    """How the backward pass of a student, or of a block, is computed from now on; no part of what is saved."""
+    for module in student.modules():
+        if isinstance(module, (BiSpikCLMModel, BiSpikCLMBlock, SpikeLinear, OutputTable)):
+            module.gradients = gradients
+        if isinstance(module, BiSpikCLMBlock):
+            module.neuron = neuron_of(module.config, gradients)
 
 
 def _positions(input_ids: Tensor, attention_mask: Tensor | None, past: int) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from spikeopd.contracts import COUNT_SHIFT, LOGIT_INPUT_BITS, MEMBRANE_MAX, RESIDUAL_FRACTION_BITS, WEIGHT_SHIFT
 from spikeopd.errors import InputError
+from spikeopd.models import grid_cpu
 
 WEIGHT_MAX = 127  # K of int8, and of the tables in every precision
 FEW_LEVELS = 7  # up to this K a scale that clips the largest weights is worth trying
@@ -118,6 +119,13 @@ def row_units(table: Tensor) -> Tensor:
 def integer_rows(table: Tensor, units: Tensor) -> Tensor:
     """The int8 table, float64 [rows, w]."""
     return (table.detach().double() / units[:, None]).round()
+
+
+def snapped_rows(table: Tensor, units: Tensor) -> Tensor:
+    """The int8 table as the numbers it stands for."""
+    if grid_cpu.usable(table):
+        return grid_cpu.snapped_rows(table, units)
+    return integer_rows(table, units) * units[:, None]
 
 
 def mantissas(values: Tensor) -> tuple[Tensor, int]:

@@ -133,18 +133,20 @@ def backward(
 ) -> tuple[Tensor, Tensor | None]:
     """(dL/dI, dL/dV); dL/dV only where the threshold is learned. The membranes are made again, a chunk at a time: so
     the forward pass need not write them.
+
+    A grad of one step stands for the same one at every step, and dL/dI is then the mean over the steps, [1, ...].
     """
     rows, length, repeat = _shape(current, threshold)
     steps = current.shape[0]
-    adjoint = torch.empty_like(current, memory_format=torch.contiguous_format)
+    adjoint = torch.empty_like(grad, memory_format=torch.contiguous_format)
     # One partial sum per row, summed by torch in a fixed order: the result does not depend on the thread count.
     partial = torch.empty((rows if learned else 0, length if repeat == 0 else 1))
     share(
         adjoint_rows, rows, current.numel(),
-        grad.contiguous().view(steps, rows, length).numpy(),
+        grad.contiguous().view(-1, rows, length).numpy(),
         current.detach().contiguous().view(steps, rows, length).numpy(), threshold.detach().reshape(-1).numpy(),
         _units(unit), scaled, repeat, np.float32(alpha), integer_decay(alpha), np.float32(xi / 2),
-        np.float32(math.pi * xi / 2), adjoint.view(steps, rows, length).numpy(), partial.numpy(),
+        np.float32(math.pi * xi / 2), adjoint.view(-1, rows, length).numpy(), partial.numpy(),
     )  # fmt: skip
     if not learned:
         return adjoint, None
@@ -164,14 +166,19 @@ def _step(x, before, fired, v, alpha, u):  # type: ignore[no-untyped-def]
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
 def _integer_step(x, before, fired, v, unit, decay, u):  # type: ignore[no-untyped-def]
-    """float64 inside: integers below 2**53 and their products with decay (12 bits of fraction) are exact in it. unit:
-    [2, n], the unit and its inverse, powers of two."""
-    low, high = np.float64(MEMBRANE_MIN), np.float64(MEMBRANE_MAX)
+    """Exact in float32: the decay is k / 2**12 and a membrane m = 2**12 a + b with a and b of one sign, so that
+    trunc(m k / 2**12) = a k + trunc(b k / 2**12), each part below 2**24. A sum beyond that saturates, however it is
+    rounded. unit: [2, n], the unit and its inverse, powers of two."""
+    low, high = np.float32(MEMBRANE_MIN), np.float32(MEMBRANE_MAX)
+    one, part = np.float32(1 << DECAY_BITS), np.float32(2.0**-DECAY_BITS)
+    k = np.float32(decay) * one
     wide, finer = unit[0], unit[1]
     for i in range(x.size):
-        drive = (np.float64(x[i]) - np.float64(v[i]) * fired[i]) * finer[i]
-        value = np.trunc(np.float64(before[i]) * finer[i] * decay) + drive
-        u[i] = np.float32(min(max(value, low), high) * wide[i])
+        m = before[i] * finer[i]
+        a = np.trunc(m * part)
+        b = m - a * one
+        value = a * k + np.trunc(b * k * part) + (x[i] - v[i] * fired[i]) * finer[i]
+        u[i] = min(max(value, low), high) * wide[i]
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
@@ -200,7 +207,7 @@ def fire_rows(first, last, current, threshold, unit, repeat, alpha, decay, spike
     steps, _, length = current.shape
     size = min(_CHUNK, length)
     membranes, rest = np.empty((2, size), np.float32), np.zeros(size, np.float32)
-    limits, units = np.empty(size, np.float32), np.empty((2, size if unit.size else 0), np.float64)
+    limits, units = np.empty(size, np.float32), np.empty((2, size if unit.size else 0), np.float32)
     for row in range(first, last):
         for lo in range(0, length, _CHUNK):
             hi = min(length, lo + _CHUNK)
@@ -221,7 +228,7 @@ def _rates_rows(first, last, x, threshold, repeat, steps, alpha, found):  # type
     length = x.shape[1]
     size = min(_CHUNK, length)
     membranes, fired = np.empty((2, size), np.float32), np.empty((2, size), np.float32)
-    rest, limits, units = np.zeros(size, np.float32), np.empty(size, np.float32), np.empty((2, 0), np.float64)
+    rest, limits, units = np.zeros(size, np.float32), np.empty(size, np.float32), np.empty((2, 0), np.float32)
     for row in range(first, last):
         for lo in range(0, length, _CHUNK):
             n = min(length, lo + _CHUNK) - lo
@@ -264,14 +271,26 @@ def _threshold_part(a, following, u, before, v, c, scaled, alpha, repeat, out): 
 
 
 @njit(cache=_CACHE, nogil=True, error_model="numpy")
+def _add_share(x, share, first, target):  # type: ignore[no-untyped-def]
+    if first:
+        for i in range(x.size):
+            target[i] = share * x[i]
+    else:
+        for i in range(x.size):
+            target[i] += share * x[i]
+
+
+@njit(cache=_CACHE, nogil=True, error_model="numpy")
 def adjoint_rows(first, last, grad, current, threshold, unit, scaled, repeat, alpha, decay, half_xi, slope, adjoint, partial):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
+    """grad and adjoint [steps or 1, row, length]; 1: see `backward`."""
     steps, _, length = current.shape
-    wanted = partial.shape[0] > 0
+    wanted, each = partial.shape[0] > 0, grad.shape[0] == steps
     size = min(_CHUNK, length)
+    traces = np.empty((2, 0 if each else size), np.float32)
     membranes, fired = np.empty((steps, size), np.float32), np.empty((2, size), np.float32)
     rest, never = np.zeros(size, np.float32), np.full(size, -np.inf, np.float32)
     limits, slopes = np.empty(size, np.float32), np.ones(size, np.float32)
-    units = np.empty((2, size if unit.size else 0), np.float64)
+    units = np.empty((2, size if unit.size else 0), np.float32)
     for row in range(first, last):
         if wanted:
             partial[row, :] = 0
@@ -293,9 +312,16 @@ def adjoint_rows(first, last, grad, current, threshold, unit, scaled, repeat, al
                 _compare(u, v, s)
                 before = u
             for t in range(steps - 1, -1, -1):
-                u, a = membranes[t, :n], adjoint[t, row, lo:hi]
-                following = adjoint[t + 1, row, lo:hi] if t < steps - 1 else rest[:n]
-                _adjoint_step(grad[t, row, lo:hi], u, v, c, following, alpha, half_xi, slope, a)
+                u = membranes[t, :n]
+                if each:
+                    a = adjoint[t, row, lo:hi]
+                    following = adjoint[t + 1, row, lo:hi] if t < steps - 1 else rest[:n]
+                    _adjoint_step(grad[t, row, lo:hi], u, v, c, following, alpha, half_xi, slope, a)
+                else:
+                    a = traces[t % 2, :n]
+                    following = traces[1 - t % 2, :n] if t < steps - 1 else rest[:n]
+                    _adjoint_step(grad[0, row, lo:hi], u, v, c, following, alpha, half_xi, slope, a)
+                    _add_share(a, np.float32(1 / steps), t == steps - 1, adjoint[0, row, lo:hi])
                 if wanted:
                     reset = membranes[t - 1, :n] if t else never[:n]
                     target = partial[row, lo:hi] if repeat == 0 else partial[row]

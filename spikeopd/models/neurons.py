@@ -6,6 +6,7 @@ r"""The neuron, defined once (paper Eq. lif), with its reset-aware adjoint (Eq. 
 The reset is subtractive, arrives one step late and is not decayed; the comparison is `>=`.
 `lif` runs all steps from rest on `[time, ...]`; `lif_step` is one step, for reading and for checking.
 With `scaled`, the surrogate sees u/V - 1 instead of u - V: the same spikes, a usable gradient where V is far from 1.
+With `rates`, the backward pass goes through firing rates: it takes and gives the mean over the steps (gradients.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN
 from spikeopd.models import lif_cpu, lif_triton
+from spikeopd.models.gradients import Gradients, over_steps
 from spikeopd.models.surrogate import psi, spike
 from spikeopd.registry import GRADED, NEURONS, load
 
@@ -46,6 +48,7 @@ def lif(
     xi: float = 2.0,
     scaled: bool = False,
     unit: Tensor | None = None,
+    rates: bool = False,
 ) -> Tensor:
     """Spikes of all steps. current [time, ...]; threshold broadcasts against current[0] and may be learned.
 
@@ -56,13 +59,15 @@ def lif(
         unit = unit.to(current.dtype).expand_as(threshold)
     elif not torch.is_grad_enabled() and lif_cpu.usable(current, threshold):
         return lif_cpu.spikes(current, threshold.to(current.dtype), alpha)
-    return _LIF.apply(current, threshold, alpha, xi, scaled, unit)
+    return _LIF.apply(current, threshold, alpha, xi, scaled, unit, rates)
 
 
-def neuron_of(config: Any) -> Neuron:
+def neuron_of(config: Any, gradients: Gradients = "fp32") -> Neuron:
     """The neuron that a student's config names."""
     neuron: Neuron = load(NEURONS[config.neuron])
-    return partial(neuron, levels=config.num_steps) if config.neuron in GRADED else neuron
+    if config.neuron in GRADED:  # one step: nothing to average
+        return partial(neuron, levels=config.num_steps)
+    return partial(neuron, rates=True) if gradients == "rates" else neuron
 
 
 @torch.no_grad()
@@ -131,10 +136,17 @@ class _LIF(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, current: Tensor, threshold: Tensor, alpha: float, xi: float, scaled: bool, unit: Tensor | None
+        ctx: Any,
+        current: Tensor,
+        threshold: Tensor,
+        alpha: float,
+        xi: float,
+        scaled: bool,
+        unit: Tensor | None,
+        rates: bool,
     ) -> Tensor:
         threshold = threshold.to(current.dtype)
-        ctx.alpha, ctx.xi, ctx.scaled = alpha, xi, scaled
+        ctx.alpha, ctx.xi, ctx.scaled, ctx.rates = alpha, xi, scaled, rates
         if lif_cpu.usable(current, threshold):
             ctx.save_for_backward(current, threshold, unit)
             return lif_cpu.spikes(current, threshold, alpha, unit)
@@ -148,15 +160,20 @@ class _LIF(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         how = (ctx.alpha, ctx.xi, ctx.needs_input_grad[1], ctx.scaled)
-        saved = ctx.saved_tensors
+        saved, shape = ctx.saved_tensors, grad.shape
+        grad = over_steps(grad) if ctx.rates else grad
         if len(saved) == 3:
             current, threshold, unit = saved
             found = lif_cpu.backward(grad, current, threshold, *how, unit)
         else:
             membrane, threshold = saved
+            grad = grad.expand(shape)
             if lif_triton.usable(membrane, threshold):
                 found = lif_triton.backward(grad, membrane, threshold, *how)
             else:
                 adjoint, wide = _backward(grad, membrane, threshold, ctx.alpha, ctx.xi, ctx.scaled)
                 found = adjoint, wide.sum_to_size(threshold.shape)
-        return *found, None, None, None, None
+        by_current, by_threshold = found
+        if ctx.rates:
+            by_current = over_steps(by_current).expand(shape)
+        return by_current, by_threshold, None, None, None, None, None

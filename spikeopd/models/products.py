@@ -1,8 +1,9 @@
-r"""Spikes times weights on the CPU: int8 products for the forward pass, if asked for bfloat16 ones for the gradients.
+r"""Spikes times weights on the CPU: int8 products for the forward pass, if asked for cheaper ones for the gradients.
 
 Spikes are 0 or 1 and weights lie on a grid, so X W^T is a sum of integers: int32 adds it exactly, as float32 does, and
 the CPU multiplies int8 several times faster. A weight of more than eight bits is two int8 planes, k = 256 hi + lo.
 Spikes are kept for the backward pass as bytes.
+
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from spikeopd.models.gradients import Gradients, kind, over_steps
 
 _ROWS = 64  # fewer are not worth the conversions
 _AT_ONCE = 4096  # rows whose integer sums exist at once
@@ -53,9 +56,9 @@ def planes(weight: Tensor, unit: Tensor | float) -> Planes | None:
     return Planes(torch.cat((high, whole - 256 * high)).to(torch.int8), unit)
 
 
-def spike_linear(x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, coarse: bool) -> Tensor:
-    """x W^T + b for binary x. coarse: gradients from bfloat16 products (sums in float32)."""
-    out: Tensor = _SpikeLinear.apply(x, weight, bias, integers, coarse)
+def spike_linear(x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, gradients: Gradients = "fp32") -> Tensor:
+    """x W^T + b for binary x; with gradients "rates" [time, ...]."""
+    out: Tensor = _SpikeLinear.apply(x, weight, bias, integers, gradients)
     return out
 
 
@@ -72,7 +75,7 @@ def _currents(spikes: Tensor, integers: Planes, bias: Tensor, result: Tensor) ->
 
 class _SpikeLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, coarse: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, integers: Planes, gradients: Gradients) -> Tensor:
         spikes = x.flatten(0, -2).to(torch.int8)
         out = weight.shape[0]
         result = torch.empty((len(spikes), out), dtype=bias.dtype)
@@ -80,17 +83,21 @@ class _SpikeLinear(torch.autograd.Function):
             rows = slice(first, first + _AT_ONCE)
             _currents(spikes[rows], integers, bias, result[rows])
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(spikes, weight)
-            ctx.coarse = coarse
+            # Counts go up to T_s <= 127; the sum over an axis is several times slower than adding its parts.
+            kept = sum(spikes.view(len(x), -1, spikes.shape[1])) if gradients == "rates" else spikes
+            ctx.save_for_backward(kept, weight)
+            ctx.gradients = gradients
         return result.view(*x.shape[:-1], out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         spikes, weight = ctx.saved_tensors
-        kind = torch.bfloat16 if ctx.coarse else grad.dtype
+        need, shape, times = ctx.needs_input_grad, (*grad.shape[:-1], weight.shape[1]), 1
+        factor = grad.dtype if ctx.gradients == "fp32" else kind(ctx.gradients)
+        if ctx.gradients == "rates":
+            times, grad = len(grad), over_steps(grad)  # and spikes are counts
         flat = grad.reshape(-1, grad.shape[-1])
-        slope = flat.to(kind)
-        need = ctx.needs_input_grad
-        into = (slope @ weight.to(kind)).to(grad.dtype).view(*grad.shape[:-1], -1) if need[0] else None
-        by_weight = (slope.t() @ spikes.to(kind)).to(grad.dtype) if need[1] else None
-        return into, by_weight, flat.sum(0) if need[2] else None, None, None
+        slope = flat.to(factor)
+        into = (slope @ weight.to(factor)).to(grad.dtype).view(*grad.shape[:-1], -1).expand(shape) if need[0] else None
+        by_weight = (slope.t() @ spikes.to(factor)).to(grad.dtype) if need[1] else None
+        return into, by_weight, times * flat.sum(0) if need[2] else None, None, None

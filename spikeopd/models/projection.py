@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spikeopd.contracts import WEIGHT_SHIFT, weight_limit
 from spikeopd.models import grid, products
 from spikeopd.models.configuration import BiSpikCLMConfig
+from spikeopd.models.gradients import Gradients
 
 
 class Neurons(NamedTuple):
@@ -39,7 +40,8 @@ class SpikeLinear(nn.Linear):
     def __init__(self, fan_in: int, fan_out: int, config: BiSpikCLMConfig, writes: bool = False) -> None:
         super().__init__(fan_in, fan_out)
         self.config, self.writes = config, writes
-        self.keep_snapped, self.coarse_gradients = True, False
+        self.keep_snapped = True
+        self.gradients: Gradients = "fp32"
         self._snapped: tuple[tuple[object, ...], Tensor, Tensor, products.Planes | None] | None = None
         self._scaled: tuple[tuple[object, ...], Tensor] | None = None
 
@@ -111,7 +113,7 @@ class SpikeLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias, planes = self.lowered()
         if planes is not None and self.config.neuron == "lif" and products.usable(x):
-            return products.spike_linear(x, weight, bias, planes, self.coarse_gradients)
+            return products.spike_linear(x, weight, bias, planes, self.gradients)
         return nn.functional.linear(x, weight, bias)
 
     def unit(self) -> Tensor | float | None:

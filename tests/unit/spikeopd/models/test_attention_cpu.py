@@ -1,5 +1,7 @@
 """The compiled attention against the plain one: the same currents and maps bit for bit, the same gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -67,7 +69,7 @@ def test_equals_the_plain_attention(
     seed, steps, batch, length, heads, size, distances, integer, scaled, wants_map, inhibiting
 ):  # fmt: skip
     values = inputs(seed, steps, batch, length, heads, size, distances, integer, inhibiting)
-    how = attention_cpu.Synapse(0.9, 2.0, scaled, UNIT if integer else None, coarse=False)
+    how = attention_cpu.Synapse(0.9, 2.0, scaled, UNIT if integer else None, gradients="fp32")
     z, rates = attention_cpu.attend(*values[:5], how, wants_map, values[5])
     expected = plain(*values, how)
     assert torch.equal(z, expected[0])
@@ -87,7 +89,7 @@ def test_a_case_by_hand():
     q = torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]])
     k = torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]])
     v = torch.tensor([[[[1.0, 1.0], [0.0, 1.0]]]])
-    how = attention_cpu.Synapse(0.9, 2.0, False, None, False)
+    how = attention_cpu.Synapse(0.9, 2.0, False, None)
     z, rates = attention_cpu.attend(q, k, v, torch.tensor([2.0]), None, how, True)
     assert rates.tolist() == [[[[0.0, 0.0], [0.0, 1.0]]]]
     assert z.tolist() == [[[[0.0, 0.0], [0.0, 1.0]]]]
@@ -97,14 +99,14 @@ def test_a_case_by_hand():
 
 def test_coarse_gradients_stay_near_and_groups_and_threads_change_nothing(monkeypatch):
     values = inputs(3, 4, 3, 100, 2, 24, 8, True, inhibiting=True)
-    how = attention_cpu.Synapse(0.9, 2.0, True, UNIT, coarse=False)
+    how = attention_cpu.Synapse(0.9, 2.0, True, UNIT, gradients="fp32")
     slope = torch.randn(values[0].shape, generator=torch.Generator().manual_seed(0))
 
     def run(how):
         return gradients(attention_cpu.attend(*values[:5], how, False, values[5])[:1], [slope], values)
 
     exact = run(how)
-    for a, b in zip(run(how._replace(coarse=True)), exact, strict=True):
+    for a, b in zip(run(how._replace(gradients="bf16")), exact, strict=True):
         assert float((a - b).norm() / b.norm()) < 1e-2
     monkeypatch.setattr(attention_cpu, "_BUFFER", 1)  # one sequence at a time
     monkeypatch.setattr(lif_cpu, "_WORTH_A_THREAD", 1)
@@ -149,3 +151,18 @@ def test_a_student_trains_the_same_and_keeps_no_map(form, monkeypatch):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max().clamp(min=1e-6)))
     assert plain_largest == 3 * 2 * 2 * 90 * 90, "the plain path keeps maps of all steps"
     assert largest <= 2 * 2 * 90 * 90, "the averaged map, which the observer squares"
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_of_rates_are_the_plain_ones_averaged_at_each_neuron(scaled, monkeypatch):
+    values = inputs(5, 4, 2, 140, 2, 24, 8, True, inhibiting=True)
+    how = attention_cpu.Synapse(0.9, 2.0, scaled, UNIT, "rates")
+    slope = torch.randn(1, 2, 140, 48, generator=torch.Generator().manual_seed(0)).expand(4, -1, -1, -1)
+    outer = torch.randn(2, 2, 140, 140, generator=torch.Generator().manual_seed(1)).tril()
+    mine = gradients(attention_cpu.attend(*values[:5], how, True, values[5]), [slope, outer], values)
+    monkeypatch.setitem(plain.__globals__, "lif", partial(lif, rates=True))
+    theirs = gradients(plain(*values, how), [slope, outer], values)
+    for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        b = b.mean(0, keepdim=True).expand_as(b) if index < 3 else b  # what the neurons of Q, K and V pass on
+        assert float((a - b).norm() / b.norm()) < 1e-2
+    assert all(x.stride(0) == 0 for x in mine[:3])  # one for all steps

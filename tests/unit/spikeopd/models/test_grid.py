@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spikeopd.config import BLOCKS
 from spikeopd.contracts import DECAY_BITS, MEMBRANE_MAX, MEMBRANE_MIN, Embedding, normalise_counts
 from spikeopd.errors import InputError
-from spikeopd.models import grid, lif_cpu
+from spikeopd.models import grid, grid_cpu, lif_cpu
 from spikeopd.models.bispikclm import BEHIND, BiSpikCLMConfig, BiSpikCLMForCausalLM, Recorder
 from spikeopd.models.initialise import calibrate
 from spikeopd.models.neurons import lif, lif_membrane
@@ -59,7 +59,7 @@ def integer_neuron(current, threshold, a):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.integers(-(2**22), 2**22), min_size=6, max_size=6),
+    st.lists(st.integers(-(2**24), 2**24), min_size=6, max_size=6),
     st.integers(1, 2**21),
     st.integers(-20, 3),
     st.floats(0.05, 1.0),
@@ -255,3 +255,14 @@ def test_what_cannot_be_deployed_so_is_refused():
         BiSpikCLMConfig(deploy_precision="int8")
     with pytest.raises(InputError, match="deploy_precision is 'int3'; give none or int8"):
         BiSpikCLMConfig(deploy_precision="int3")
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 40), st.integers(1, 40), st.sampled_from([1e-3, 1.0, 300.0]))
+def test_the_compiled_table_is_the_plain_one(seed, rows, width, size):
+    table = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * size
+    table[0] = 0
+    units = grid.row_units(table)
+    assert grid_cpu.usable(table)
+    plain = (grid.integer_rows(table, units) * units[:, None]).to(table.dtype)
+    assert torch.equal(grid.snapped_rows(table, units), plain)

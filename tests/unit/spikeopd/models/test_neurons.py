@@ -87,6 +87,27 @@ def test_compiled_path_gives_the_same_spikes_and_gradients(shape, scaled, monkey
     assert torch.allclose(results[0][2], results[1][2], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["torch", "compiled", "integer"])
+@pytest.mark.parametrize("shape", [(1,), (37,), (3, 1, 1)])
+def test_through_rates_the_gradient_is_the_mean_over_the_steps(shape, kind, monkeypatch):
+    monkeypatch.setattr(lif_cpu, "ENABLED", kind != "torch")
+    generator = torch.Generator().manual_seed(1)
+    current = torch.randn(4, 2, 3, 29, 37, generator=generator) * 0.8 + 0.2
+    threshold, unit = torch.rand(shape, generator=generator) + 0.4, None
+    if kind == "integer":
+        unit = torch.tensor([2.0**-12], dtype=torch.float64)
+        current, threshold = ((x * 4096).round() / 4096 for x in (current, threshold))
+    weight, found = torch.randn(2, 3, 29, 37, generator=generator), []
+    for rates in (False, True):
+        c, v = current.clone().requires_grad_(), threshold.clone().requires_grad_()
+        spikes = lif(c, v, scaled=True, unit=unit, rates=rates)
+        found.append((spikes, *torch.autograd.grad(spikes, (c, v), weight.expand(4, -1, -1, -1, -1))))
+    (fired, exact, by_threshold), (same, mine, also) = found
+    assert torch.equal(fired, same) and torch.allclose(by_threshold, also, rtol=1e-5, atol=1e-4)
+    assert torch.allclose(mine, exact.mean(0).expand_as(mine), rtol=1e-5, atol=1e-6)
+    assert mine.stride(0) == 0
+
+
 def test_scaled_surrogate_is_the_neuron_of_scaled_current():
     """u/V - 1 is the membrane of I/V against a threshold of 1: same spikes, gradient by the chain rule."""
     generator = torch.Generator().manual_seed(2)
