@@ -330,6 +330,10 @@ def _corpus(words: list[str]) -> int:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of a document (default: what the teacher reads)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1, the teacher itself")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32",
+        help="of the teacher; bf16 is faster and rounds its distribution (docs/stories.md)",
+    )  # fmt: skip
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer (default: the teacher's)")
     parser.add_argument("--framing", choices=("auto", "bos", "eos", "both"), default="auto", help="see docs/data.md")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")

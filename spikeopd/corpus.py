@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from spikeopd.sampling import LARGEST_SEED, row_generators_from
 from spikeopd.students import no_bars
 from spikeopd.text.tokenizer import Framing, Tokenizer, load_tokenizer
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BLOCK = 64  # tokens whose weights are summed first when one is drawn
 SHRINK = 8  # a batch closes its gaps when this share of it (1/SHRINK) has ended
 CORPUS, SETTINGS, PARTS = "corpus.jsonl", "settings.json", "parts"
@@ -37,13 +38,16 @@ CORPUS, SETTINGS, PARTS = "corpus.jsonl", "settings.json", "parts"
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """documents: how many; max_tokens: of a document, its first token counted; temperature 1 is the teacher itself."""
+    """documents: how many; max_tokens: of a document, its first token counted; temperature 1 is the teacher itself;
+    precision: of the teacher's weights and products.
+    """
 
     documents: int = 1000
     batch_size: int = 128
     max_tokens: int | None = None  # None: as many as the teacher reads
     temperature: float = 1.0
     seed: int = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         problems = [f"{name} is {getattr(self, name)}; at least 1" for name in ("documents", "batch_size")
@@ -52,6 +56,8 @@ class CorpusOptions:
             problems.append(f"max_tokens is {self.max_tokens}; at least 2")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             problems.append(f"temperature is {self.temperature}; above 0")
+        if self.precision not in PRECISIONS:
+            problems.append(f"precision is {self.precision}; {' or '.join(PRECISIONS)}")
         if not 0 <= self.seed <= LARGEST_SEED:
             problems.append(f"seed is {self.seed}; from 0 to 2^63 - 1")
         if problems:
@@ -78,7 +84,8 @@ def sample_corpus(
     if threads:
         torch.set_num_threads(threads)
     reader = load_tokenizer(tokenizer or teacher, framing)
-    model = load_teacher(teacher, tokenizer_size=reader.vocab_size, attentions=False)
+    kind = PRECISIONS[wanted.precision]
+    model = load_teacher(teacher, tokenizer_size=reader.vocab_size, attentions=False, dtype=kind)
     limit = document_limit(model, wanted.max_tokens)
     with RunLog(output, quiet=quiet) as log:
         log.hold()
@@ -131,6 +138,7 @@ def _same_settings(folder: Path, settings: dict[str, Any]) -> None:
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: damaged ({short(error)}); give another --output") from error
         # More documents of the same kind may be asked for later: whole batches stay what they are.
+        before = {"precision": "fp32"} | before  # which older versions do not name
         changed = [key for key in settings if before.get(key) != settings[key] and key != "documents"]
         if changed:
             raise InputError(f"{folder}: was begun with another {' and '.join(changed)}; give another --output")

@@ -96,9 +96,27 @@ def test_a_corpus_is_continued_and_repeatable(tmp_path, capsys):
     assert sum(1 for split in ("train", "validation") for _ in source.documents(split)) <= 10
 
 
+def test_a_teacher_in_bf16_tells_nearly_the_same_and_is_not_mixed_with_the_other(tmp_path):
+    save_teacher("llama", tmp_path / "teacher")
+    texts = {}
+    for precision in ("fp32", "bf16"):
+        options = dict(documents=64, max_tokens=40, precision=precision, quiet=True)
+        spikeopd.sample_corpus(str(tmp_path / "teacher"), tmp_path / precision, **options)
+        texts[precision] = (tmp_path / precision / "corpus.jsonl").read_text("utf-8").splitlines()
+    same = [a == b for a, b in zip(texts["fp32"], texts["bf16"], strict=True)]
+    assert 16 <= sum(same) < 64  # the same random numbers meet a distribution rounded to eight bits
+    with pytest.raises(InputError, match="was begun with another teacher and precision"):
+        spikeopd.sample_corpus(str(tmp_path / "teacher"), tmp_path / "bf16", documents=64, max_tokens=40, quiet=True)
+    settings = tmp_path / "fp32" / "settings.json"  # as an older version wrote them
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "precision"}))
+    options = dict(documents=64, max_tokens=40, quiet=True)
+    assert spikeopd.sample_corpus(str(tmp_path / "teacher"), tmp_path / "fp32", **options)["sampled_now"] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"precision": "fp16"}, "precision is fp16; fp32 or bf16"),
         ({"documents": 0}, "documents is 0; at least 1"),
         ({"temperature": 0.0}, "temperature is 0.0; above 0"),
         ({"max_tokens": 1}, "max_tokens is 1; at least 2"),
