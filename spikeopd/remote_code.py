@@ -30,6 +30,7 @@ AUTO_MAP = {
 }
 PLACE = "spikeopd.models"
 PARTS = (
+    "gradients",
     "surrogate",
     "neurons",
     "grid",
@@ -50,6 +51,7 @@ INSTEAD = {
     "lif_cpu": "class lif_cpu:  # the compiled neurons are in the package\n    usable = staticmethod(lambda *_: False)",
     "lif_triton": "lif_triton = lif_cpu",
     "attention_cpu": "attention_cpu = lif_cpu",
+    "grid_cpu": "grid_cpu = lif_cpu",
 }
 LEFT_OUT = ("register",)  # transformers registers what it loads from a file
 HEAD = '''\

@@ -1,4 +1,4 @@
-r"""How the backward pass of a student's blocks is computed (`train.gradients`). The forward pass is the same for all.
+r"""How the backward pass of a student's blocks is computed (`train.gradients`); the forward pass is the same for all.
 
 fp32    each step's gradient, in float32
 bf16    the same; products round both factors to bfloat16 and add in float32

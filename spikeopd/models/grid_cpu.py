@@ -1,5 +1,6 @@
-"""The table of the head on its grid, on the CPU (numba): a row is read and written once, where torch goes through the
-whole table in float64 for each operation. The numbers of `grid.snapped_rows`.
+"""The table of the head on its grid, compiled for the CPU: the numbers of `grid.snapped_rows`.
+
+A row is read and written once, where torch goes through the whole table in float64 for each operation.
 """
 
 from __future__ import annotations
