@@ -143,12 +143,12 @@ class Run(Generic[O]):
             if isinstance(module, SpikeLinear) and accelerator.distributed_type.value == "FSDP":
                 module.keep_snapped = False  # gathered weights live only during a forward pass
         objective.to(accelerator.device)
+        # Not the fused one: its step leaves a parameter's version as it was, by which projections know that it changed.
         optimizer = torch.optim.Adam(
             (p for p in objective.parameters() if p.requires_grad),
             lr=self.options.learning_rate,
             betas=(train.adam_beta1, train.adam_beta2),
             eps=train.adam_epsilon,
-            fused=train.gradients == "rates" or None,  # half the time; elsewhere its other last bits are not asked for
         )
         parallel, optimizer = accelerator.prepare(objective, optimizer)
         return parallel, optimizer

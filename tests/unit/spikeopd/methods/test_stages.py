@@ -476,3 +476,11 @@ def test_chosen_stage1_updates_are_kept_as_students(tmp_path):
     run_both(tmp_path, small_setup("stage1.checkpoint_updates=[1,3]"))
     for update in (1, 3):
         assert (tmp_path / "stage1" / f"update-{update:06d}" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("gradients", ["fp32", "bf16", "rates"])
+def test_what_is_saved_is_what_was_trained(tmp_path, gradients):
+    """Projections keep what they made of their weights until these change: a step they do not see must show here."""
+    setup = small_setup(f"train.gradients={gradients}", "stage1.deploy_updates=4", "stage1.learning_rate=0.5")
+    first, second = run_both(tmp_path, setup)
+    assert second["start"]["perplexity"] == first["final"]["perplexity"]
